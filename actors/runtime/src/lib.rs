@@ -1,0 +1,1 @@
+//! How the actors talk: one subserver per model, five children each.

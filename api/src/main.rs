@@ -1,0 +1,2 @@
+//! The `tokenrouter` binary.
+fn main() {}

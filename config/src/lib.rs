@@ -1,0 +1,1 @@
+//! What a launch file may say: pure data and its validation.

@@ -1,0 +1,1 @@
+//! Models on a device: weights, operations, the runner that implements the executor port.

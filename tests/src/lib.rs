@@ -1,0 +1,1 @@
+//! World harness, scenarios, conformance and tidy tests of the whole workspace.

@@ -3,6 +3,7 @@
 
 pub mod executor;
 pub mod ids;
+pub mod job;
 pub mod rng;
 pub mod sampling;
 pub mod text;

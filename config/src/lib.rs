@@ -1,1 +1,25 @@
-//! What a launch file may say: pure data and its validation.
+//! What a launch file may say: pure data, read from TOML and validated as far as the text alone allows.
+//! Owner: whoever launches (`tokenrouter::launch`). Invariant: a [`LaunchFile`] that exists has no unknown key, no wrong
+//! type, no duplicate or dangling name; nothing in a file is ever ignored. What needs the models themselves (token
+//! tables, memory, an algorithm's parameters) is checked by the launcher, which reports through
+//! [`LaunchFile::error_at`] so that those errors also name their line.
+
+mod error;
+mod fields;
+mod launch;
+mod nearest;
+mod quantity;
+mod read;
+mod source;
+mod validate;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::{ConfigError, Place};
+pub use launch::{
+    Batching, DEFAULT_KV_BYTES, Device, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router, Server,
+};
+pub use nearest::nearest;
+pub use quantity::Bytes;
+pub use source::{HubSource, Source};

@@ -1,0 +1,175 @@
+//! The data of a launch file. Owner: the launcher. Invariant: see the crate; every default stands here, on its field.
+
+use crate::error::{ConfigError, Places};
+use crate::quantity::Bytes;
+use crate::source::Source;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// KV memory of a model whose table gives neither `kv_memory` nor `kv_tokens`: 1 GiB, or less where the context
+/// lengths of all live requests need less.
+pub const DEFAULT_KV_BYTES: Bytes = Bytes(1 << 30);
+
+/// A whole launch file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LaunchFile {
+    /// `[server]`
+    pub server: Server,
+    /// `[router]`
+    pub router: Router,
+    /// `[batching]`
+    pub batching: Batching,
+    /// `[[models]]`, in the order of `router.models`: the first is the entry model.
+    pub models: Vec<Model>,
+    #[serde(skip)]
+    pub(crate) places: Places,
+}
+
+impl LaunchFile {
+    /// An error of this file at a key by its dotted path, such as `router.params.threshold`; models are addressed by
+    /// name: `models.small.path`. A key the file leaves to its default is reported at its table.
+    pub fn error_at(&self, key: &str, message: impl fmt::Display) -> ConfigError {
+        self.places.error(key, message)
+    }
+
+    /// The file with every default filled in, as TOML that reads back the same.
+    pub fn to_toml(&self) -> String {
+        // Serialising plain tables, numbers and strings has no failing case; the text of an impossible error is shown.
+        toml::to_string(self).unwrap_or_else(|error| format!("# {error}\n"))
+    }
+}
+
+/// `[server]`: who may connect and how much is accepted.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Server {
+    /// Address to listen on; default `127.0.0.1`.
+    pub host: String,
+    /// TCP port, 0 = any free one; default 8080.
+    pub port: u16,
+    /// Requests accepted at once, 1 to 65536; more are refused with 429. Default 64.
+    pub live_max: u32,
+    /// How long a stopping server waits for its requests; default 30000.
+    pub drain_ms: u64,
+    /// Form of the log lines on stderr, `human` or `json`; default `human`.
+    pub log_format: LogFormat,
+    /// A level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such as `info,tokenrouter=debug`;
+    /// default `info`. The environment's RUST_LOG and the command line come first.
+    pub log_level: String,
+}
+
+/// Form of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// For people.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+/// `[[models]]`: one model and the device that runs it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Model {
+    /// Name in the API, metrics and logs. Required.
+    pub name: String,
+    /// Folder in Hugging Face layout, `.gguf` file, or `hf:owner/name[@revision][:file.gguf]`; relative paths are
+    /// relative to the launch file. Required.
+    pub path: Source,
+    /// What runs it; default `cpu`.
+    pub device: Device,
+    /// Worker threads, 1 to 1024; default: as many as `cores` lists, or else every core of the machine.
+    pub threads: Option<u32>,
+    /// Cores to pin the worker threads to, by number; default: not pinned.
+    pub cores: Option<Vec<u32>>,
+    /// `kv_memory` (an amount such as `"512 MiB"`, or bytes) or `kv_tokens` (a number of tokens), not both;
+    /// default [`DEFAULT_KV_BYTES`].
+    #[serde(flatten)]
+    pub kv: KvBudget,
+    /// Number format of keys and values, `f16` or `f32`; default `f16`.
+    pub kv_format: KvFormat,
+    /// Longest sequence in tokens; default: what the model was made for, never more.
+    pub context_length: Option<u32>,
+    /// Requests in one step at most, 1 to 4096; default 64.
+    pub rows_max: u32,
+    /// Tokens in one step at most (long prefills are cut into chunks), at least `rows_max`; default 512.
+    pub step_tokens_max: u32,
+}
+
+/// What runs a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Device {
+    /// The processor.
+    Cpu,
+}
+
+/// How much KV memory a model gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvBudget {
+    /// The launcher's choice: see [`DEFAULT_KV_BYTES`].
+    Default,
+    /// This much memory.
+    Memory(Bytes),
+    /// Room for this many tokens.
+    Tokens(u32),
+}
+
+impl Serialize for KvBudget {
+    /// As the key a launch file would use, to be flattened into the model's table.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut table = serializer.serialize_map(None)?;
+        match self {
+            KvBudget::Default => {}
+            KvBudget::Memory(bytes) => table.serialize_entry("kv_memory", bytes)?,
+            KvBudget::Tokens(tokens) => table.serialize_entry("kv_tokens", tokens)?,
+        }
+        table.end()
+    }
+}
+
+/// Number format of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvFormat {
+    /// IEEE half precision.
+    F16,
+    /// IEEE single precision.
+    F32,
+}
+
+/// `[router]`: who decides which model makes the next token. May be left out of a file with one model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Router {
+    /// Name under which clients ask for the routed models; default `tokenrouter`.
+    pub name: String,
+    /// The routing algorithm by name; default `stay` for one model, required for several.
+    pub algorithm: String,
+    /// The models by name, the entry model first (a small model before a large one); default: all in file order.
+    pub models: Vec<String>,
+    /// `[router.params]`: the algorithm's own parameters, checked by the algorithm; default empty.
+    pub params: serde_json::Map<String, serde_json::Value>,
+}
+
+/// `[batching]`: when waiting requests are released as one batch.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Batching {
+    /// `eager` starts as soon as one waits; `fixed` holds back until a model's threshold is reached. Default `eager`.
+    pub policy: Policy,
+    /// With `fixed`: requests that must wait before a model starts, by model name (`small = 1`); a model not named
+    /// has 1. The sum of (threshold - 1) stays below `server.live_max`.
+    pub thresholds: BTreeMap<String, u32>,
+    /// A batch is released after this long in any case, 0 to 60000; default 50.
+    pub max_wait_ms: u64,
+}
+
+/// When a batch starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// As soon as one request waits.
+    Eager,
+    /// At the model's threshold.
+    Fixed,
+}

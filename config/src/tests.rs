@@ -1,0 +1,248 @@
+//! Launch files, good and bad, through one `check` each.
+
+use crate::{Bytes, KvBudget, LaunchFile, Policy, Source};
+use std::path::{Path, PathBuf};
+
+const PAIR: &str = r#"[server]
+port = 9000
+
+[[models]]
+name = "large"
+path = "large"
+threads = 2
+kv_memory = "64 MiB"
+
+[[models]]
+name = "small"
+path = "hf:owner/small"
+cores = [0, 1]
+kv_tokens = 4096
+
+[router]
+name = "pair"
+algorithm = "r_stitch"
+models = ["small", "large"]
+
+[router.params]
+threshold = 0.02
+
+[batching]
+policy = "fixed"
+thresholds = { large = 4 }
+max_wait_ms = 20
+"#;
+
+fn parse(text: &str) -> Result<LaunchFile, String> {
+    LaunchFile::parse(text, Path::new("folder/launch.toml")).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_pair_reads_in_router_order_with_defaults() {
+    let file = parse(PAIR).expect("a good file");
+    assert_eq!(file.server.host, "127.0.0.1");
+    assert_eq!((file.server.port, file.server.live_max), (9000, 64));
+    let names: Vec<_> = file.models.iter().map(|model| model.name.as_str()).collect();
+    assert_eq!(names, ["small", "large"]);
+    assert_eq!(file.models[1].path, Source::Local(PathBuf::from("folder/large")));
+    assert_eq!(file.models[1].kv, KvBudget::Memory(Bytes(64 << 20)));
+    assert_eq!(file.models[0].kv, KvBudget::Tokens(4096));
+    assert_eq!(file.models[0].cores, Some(vec![0, 1]));
+    assert_eq!(file.router.params["threshold"], 0.02);
+    assert_eq!(file.batching.policy, Policy::Fixed);
+    assert_eq!(file.batching.thresholds["large"], 4);
+    assert_eq!(file.batching.max_wait_ms, 20);
+}
+
+#[test]
+fn errors_found_later_have_lines_too() {
+    let file = parse(PAIR).expect("a good file");
+    for (key, place) in [
+        ("router.params.threshold", "22:13"),
+        ("models.large.path", "6:8"),
+        ("models.small.kv_tokens", "14:13"),
+        ("models.small.kv_memory", "10:1"),
+        ("server.host", "1:1"),
+    ] {
+        let error = file.error_at(key, "two\nlines").to_string();
+        assert_eq!(error, format!("folder/launch.toml:{place}: two lines"), "{key}");
+    }
+}
+
+#[test]
+fn the_effective_file_reads_back_the_same() {
+    for text in [PAIR, "[[models]]\nname = \"m\"\npath = \"m.gguf\"\nkv_memory = 1000001\n"] {
+        let file = parse(text).expect("a good file");
+        let again = LaunchFile::parse(&file.to_toml(), Path::new("launch.toml")).expect("its own output");
+        assert_eq!(again.to_toml(), file.to_toml());
+        assert_eq!((&again.server, &again.router, &again.batching), (&file.server, &file.router, &file.batching));
+        assert_eq!(again.models, file.models);
+    }
+}
+
+#[test]
+fn one_model_needs_no_router() {
+    let file = parse("[[models]]\nname = \"m\"\npath = \"m.gguf\"\n").expect("a good file");
+    assert_eq!((file.router.algorithm.as_str(), file.router.name.as_str()), ("stay", "tokenrouter"));
+    assert_eq!(file.router.models, ["m"]);
+    assert_eq!(file.batching.policy, Policy::Eager);
+}
+
+/// Replaces `from` (which must be there) in the good pair and expects exactly this error.
+fn check(from: &str, to: &str, expected: &str) {
+    assert!(PAIR.contains(from), "{from}");
+    let error = parse(&PAIR.replacen(from, to, 1)).expect_err(to);
+    assert_eq!(error, format!("folder/launch.toml:{expected}"), "{to}");
+}
+
+#[test]
+fn wrong_files_are_refused_with_line_and_remedy() {
+    for (from, to, expected) in [
+        // unknown keys, at every level
+        ("[server]", "[sever]", "1:2: unknown key `sever` in the launch file; did you mean `server`?"),
+        ("port", "prot", "2:1: unknown key `prot` in [server]; did you mean `port`?"),
+        ("threads", "thread", "7:1: unknown key `thread` in [[models]]; did you mean `threads`?"),
+        ("algorithm", "algoritm", "18:1: unknown key `algoritm` in [router]; did you mean `algorithm`?"),
+        ("max_wait_ms", "max_wait", "27:1: unknown key `max_wait` in [batching]; did you mean `max_wait_ms`?"),
+        ("{ large", "{ larg", "26:16: unknown key `larg` in [batching.thresholds]; did you mean `large`?"),
+        ("max_wait_ms", "zzz", "27:1: unknown key `zzz` in [batching]; valid: policy, thresholds, max_wait_ms"),
+        // wrong types
+        ("9000", "\"9000\"", "2:8: server.port must be a whole number, not a string"),
+        ("9000", "90000", "2:8: server.port = 90000 is out of range; give 0 to 65535"),
+        ("9000", "-1", "2:8: server.port = -1 is out of range; give 0 to 65535"),
+        ("threads = 2", "threads = 2.5", "7:11: models[0].threads must be a whole number, not a float"),
+        (
+            "\"64 MiB\"",
+            "true",
+            "8:13: models[0].kv_memory must be an amount such as \"512 MiB\" or a number of bytes, not a boolean",
+        ),
+        (
+            "\"64 MiB\"",
+            "\"64 mops\"",
+            "8:13: models[0].kv_memory = `64 mops` is not an amount of memory; write for example \"512 MiB\" or \"2 GiB\"",
+        ),
+        ("[0, 1]", "[\"a\"]", "13:9: models[1].cores holds an entry of another type; each must be a whole number"),
+        ("\"fixed\"", "\"fixd\"", "25:10: batching.policy = \"fixd\" is unknown; did you mean `fixed`?"),
+        ("threads = 2", "device = \"cuda\"", "7:10: models[0].device = \"cuda\" is unknown; valid: cpu"),
+        // missing fields
+        ("name = \"large\"\n", "", "4:1: [[models]] has no `name`; add name = \"small\""),
+        (
+            "path = \"large\"\n",
+            "",
+            "4:1: [[models]] has no `path`; add path = \"FOLDER\", \"FILE.gguf\" or \"hf:owner/name\"",
+        ),
+        ("algorithm = \"r_stitch\"\n", "", "16:1: [router] has no `algorithm`; add algorithm = \"r_stitch\""),
+        // names
+        (
+            "name = \"small\"",
+            "name = \"large\"",
+            "11:8: the name `large` is already taken by models[0]; give every model its own",
+        ),
+        (
+            "[\"small\", \"large\"]",
+            "[\"smal\", \"large\"]",
+            "19:10: router.models names the unknown model `smal`; did you mean `small`?",
+        ),
+        (
+            "[\"small\", \"large\"]",
+            "[\"large\"]",
+            "11:8: the model `small` is not in router.models; add it there or remove its table",
+        ),
+        ("[\"small\", \"large\"]", "[\"large\", \"large\"]", "19:10: router.models names `large` twice; name it once"),
+        (
+            "name = \"pair\"",
+            "name = \"small\"",
+            "17:8: router.name = \"small\" is also a model's name; clients could not tell them apart",
+        ),
+        (
+            "name = \"small\"",
+            "name = \"sm all\"",
+            "11:8: the model name `sm all` contains white space or control characters; use letters, digits and -_./",
+        ),
+        (
+            "hf:owner/small",
+            "hf:small",
+            "12:8: models[1].path `hf:small` is not of the form hf:owner/name[@revision][:file.gguf]",
+        ),
+        // values that cannot be
+        ("threads = 2", "threads = 0", "7:11: models[0].threads = 0 is out of range; give 1 to 1024"),
+        ("[0, 1]", "[]", "13:9: models[1].cores is empty; list core numbers such as [0, 1] or leave it out"),
+        ("[0, 1]", "[1, 1]", "13:9: models[1].cores names core 1 twice; one worker thread a core"),
+        (
+            "cores = [0, 1]",
+            "cores = [0, 1]\nthreads = 3",
+            "13:9: models[1].cores lists 2 cores for 3 threads; list as many cores as threads",
+        ),
+        ("4096", "7", "14:13: models[1].kv_tokens = 7 holds no request; give room for at least 16 tokens"),
+        ("\"64 MiB\"", "0", "8:13: models[0].kv_memory = 0 holds no request; give room for at least 16 tokens"),
+        (
+            "kv_tokens = 4096",
+            "kv_tokens = 4096\nkv_memory = 5",
+            "14:13: kv_memory and kv_tokens are both given; keep one of them",
+        ),
+        (
+            "threads = 2",
+            "step_tokens_max = 8",
+            "7:19: models[0].step_tokens_max = 8 is out of range; give 64 to 1048576",
+        ),
+        ("large = 4", "large = 0", "26:24: batching.thresholds.large = 0 is out of range; give 1 to 64"),
+        ("large = 4", "large = 65", "26:24: batching.thresholds.large = 65 is out of range; give 1 to 64"),
+        (
+            "port = 9000",
+            "live_max = 3",
+            "26:14: the thresholds can hold back 3 requests but server.live_max is 3; lower them, or raise live_max above 3",
+        ),
+        (
+            "\"fixed\"",
+            "\"eager\"",
+            "26:14: thresholds have no meaning under policy = \"eager\"; write policy = \"fixed\" or remove them",
+        ),
+        ("0.02", "1979-05-27", "22:13: router.params.threshold is a date; no parameter is one"),
+        ("0.02", "nan", "22:13: router.params.threshold is not a number that can be used"),
+        (
+            "[router.params]\nthreshold = 0.02",
+            "params = 1",
+            "21:10: router.params must be a table; write [router.params] above the parameters",
+        ),
+    ] {
+        check(from, to, expected);
+    }
+}
+
+#[test]
+fn files_that_are_not_launch_files() {
+    for (text, expected) in [
+        ("", ": no model; add a [[models]] table with name = \"…\" and path = \"…\""),
+        ("models = []", ":1:10: models is empty; add a [[models]] table with a name and a path"),
+        ("[models]\nname = \"m\"", ":1:1: models must be an array of tables; write [[models]], not [models]"),
+    ] {
+        assert_eq!(parse(text), Err(format!("folder/launch.toml{expected}")), "{text}");
+    }
+    let broken = parse("[server]\nport = \n").expect_err("no value");
+    assert!(broken.starts_with("folder/launch.toml:2:") && broken.lines().count() == 1, "{broken}");
+    let twice = parse("[server]\nport = 1\nport = 2\n").expect_err("duplicate key");
+    assert!(twice.starts_with("folder/launch.toml:3:1: duplicate key"), "{twice}");
+    let two = PAIR.split("[router]").next().unwrap_or_default();
+    assert_eq!(
+        parse(two).expect_err("two models, no router"),
+        "folder/launch.toml:10:1: 2 models but no [router]; add [router] with algorithm = \"r_stitch\", or keep one model"
+    );
+    let missing = LaunchFile::load(Path::new("no/such/launch.toml")).expect_err("missing").to_string();
+    assert!(missing.starts_with("no/such/launch.toml: cannot read the launch file: ") && missing.contains("--config"));
+}
+
+/// Every way of cutting, doubling or mangling a byte of a good file gives a file or a one-line error, never a panic.
+#[test]
+fn mangled_files_never_panic() {
+    for at in 0..PAIR.len() {
+        for mangled in [
+            PAIR[..at].to_owned(),
+            format!("{}{}", &PAIR[..at], &PAIR[at + 1..]),
+            format!("{}{}{}", &PAIR[..at], "é", &PAIR[at + 1..]),
+            format!("{}{}{}", &PAIR[..at], "[", &PAIR[at..]),
+        ] {
+            if let Err(error) = parse(&mangled) {
+                assert!(error.starts_with("folder/launch.toml:") && error.lines().count() == 1, "{error}");
+            }
+        }
+    }
+}

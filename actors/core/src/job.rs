@@ -141,7 +141,7 @@ pub enum Event {
 }
 
 /// An accepted job could not be completed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Failure {
     /// A model's executor failed and the request could not be recovered.
     #[error("model {model} failed: {reason}")]
@@ -174,15 +174,21 @@ pub enum Refusal {
         message: String,
     },
     /// Prompt and output cannot fit the context length.
-    #[error("the prompt has {prompt_tokens} tokens; together with at least one output token it exceeds the context of {context_len} tokens")]
+    #[error(
+        "the prompt has {prompt_tokens} tokens and {output_tokens} more may be generated, but the context holds {context_len}"
+    )]
     ContextOverflow {
         /// Tokens of the prompt.
         prompt_tokens: u32,
+        /// Output tokens asked for, at least 1.
+        output_tokens: u32,
         /// Context length of the models involved.
         context_len: u32,
     },
     /// The request can never fit the KV memory of a model it may visit.
-    #[error("the request needs KV memory for {needed_tokens} tokens but model {model} holds {capacity_tokens}; ask for fewer tokens or raise kv memory")]
+    #[error(
+        "the request needs KV memory for {needed_tokens} tokens but model {model} holds {capacity_tokens}; ask for fewer tokens or raise kv memory"
+    )]
     NeverFits {
         /// Name of the model.
         model: String,

@@ -1,0 +1,208 @@
+//! Delayed batching: when does a model start? Owner: the Batcher. Invariant: no wait without a bound. A batch is
+//! released when enough requests wait (the threshold), when nobody else can come, when one has waited too long, or
+//! when one of them gains nothing by waiting. Thresholds keep `sum(B_i - 1) < live` always, so that wherever the live
+//! requests wait, some model has enough of them.
+
+use crate::ids::{ModelIdx, Time};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::time::Duration;
+
+/// How thresholds are chosen, as a launch file says it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PolicySpec {
+    /// Start as soon as anybody waits.
+    Eager,
+    /// Thresholds as given, one per model.
+    Fixed(Vec<u32>),
+}
+
+/// Settings of delayed batching.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batching {
+    /// Thresholds.
+    pub policy: PolicySpec,
+    /// No request waits longer than this for others.
+    pub max_wait: Duration,
+}
+
+/// Chooses thresholds from the number of live requests.
+pub trait Policy: Send + Debug {
+    /// B_i for every model; not yet clamped.
+    fn thresholds(&self, live: u32) -> Vec<u32>;
+}
+
+#[derive(Debug)]
+struct Eager(usize);
+
+impl Policy for Eager {
+    fn thresholds(&self, _live: u32) -> Vec<u32> {
+        vec![1; self.0]
+    }
+}
+
+#[derive(Debug)]
+struct Fixed(Vec<u32>);
+
+impl Policy for Fixed {
+    fn thresholds(&self, _live: u32) -> Vec<u32> {
+        self.0.clone()
+    }
+}
+
+impl PolicySpec {
+    /// The policy for so many models.
+    ///
+    /// # Errors
+    /// One line naming the setting when thresholds and models do not match.
+    pub fn build(&self, models: usize) -> Result<Box<dyn Policy>, String> {
+        match self {
+            PolicySpec::Eager => Ok(Box::new(Eager(models))),
+            PolicySpec::Fixed(thresholds) if thresholds.len() != models => {
+                Err(format!("batching.thresholds has {} entries but the router has {models} models", thresholds.len()))
+            }
+            PolicySpec::Fixed(thresholds) if thresholds.contains(&0) => {
+                Err("batching.thresholds must be at least 1".into())
+            }
+            PolicySpec::Fixed(thresholds) => Ok(Box::new(Fixed(thresholds.clone()))),
+        }
+    }
+}
+
+/// Lowers the largest thresholds until `sum(B_i - 1) < live`; never below 1. Among equals the later model gives way,
+/// so every subserver computes the same.
+pub fn clamp(mut thresholds: Vec<u32>, live: u32) -> Vec<u32> {
+    for threshold in &mut thresholds {
+        *threshold = (*threshold).clamp(1, live.max(1));
+    }
+    let mut excess: u32 = thresholds.iter().map(|b| b - 1).sum();
+    while excess > 0 && excess >= live {
+        if let Some(largest) = thresholds.iter_mut().max() {
+            *largest -= 1;
+        }
+        excess -= 1;
+    }
+    thresholds
+}
+
+/// Something that waits for a batch.
+pub trait Waiting {
+    /// Waiting since.
+    fn since(&self) -> Time;
+    /// Gains nothing by waiting for others.
+    fn is_pinned(&self) -> bool;
+}
+
+impl Waiting for crate::request::Queued {
+    fn since(&self) -> Time {
+        crate::request::Queued::since(self)
+    }
+
+    fn is_pinned(&self) -> bool {
+        crate::request::Queued::is_pinned(self)
+    }
+}
+
+/// Why a batch was released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Release {
+    /// The threshold was reached.
+    Threshold,
+    /// All live requests wait here already.
+    NoMoreWork,
+    /// The oldest waited as long as is allowed.
+    Timeout,
+    /// One of them belongs to this model alone.
+    Pinned,
+}
+
+/// What the gate says now.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict<T> {
+    /// Start with these.
+    Go(Vec<T>, Release),
+    /// Ask again at this moment, or when something comes.
+    WaitUntil(Time),
+    /// Nobody waits.
+    Idle,
+}
+
+/// Collects waiting requests of one model until they may start.
+#[derive(Debug)]
+pub struct Gate<T> {
+    me: ModelIdx,
+    policy: Box<dyn Policy>,
+    max_wait: Duration,
+    live: u32,
+    threshold: u32,
+    waiting: VecDeque<T>,
+}
+
+impl<T: Waiting> Gate<T> {
+    /// The gate of model `me`.
+    pub fn new(me: ModelIdx, policy: Box<dyn Policy>, max_wait: Duration) -> Self {
+        let mut gate = Gate { me, policy, max_wait, live: 0, threshold: 1, waiting: VecDeque::new() };
+        gate.set_live(0);
+        gate
+    }
+
+    /// So many routed requests are live now.
+    pub fn set_live(&mut self, live: u32) {
+        self.live = live;
+        self.threshold = clamp(self.policy.thresholds(live), live).get(self.me.index()).copied().unwrap_or(1);
+    }
+
+    /// One more waits.
+    pub fn push(&mut self, item: T) {
+        self.waiting.push_back(item);
+    }
+
+    /// Takes out everything that matches (a request that was aborted).
+    pub fn remove(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<T> {
+        let (out, kept): (VecDeque<T>, VecDeque<T>) = self.waiting.drain(..).partition(|item| gone(item));
+        self.waiting = kept;
+        out.into()
+    }
+
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// The threshold in force.
+    pub fn threshold(&self) -> u32 {
+        self.threshold
+    }
+
+    /// Live routed requests as known here.
+    pub fn live(&self) -> u32 {
+        self.live
+    }
+
+    /// The model is idle: may a batch of at most `rows_max` start at `now`? Larger queues go at once and the rest stays.
+    pub fn poll(&mut self, now: Time, rows_max: usize) -> Verdict<T> {
+        let Some(oldest) = self.waiting.iter().map(Waiting::since).min() else { return Verdict::Idle };
+        let deadline = oldest.after(self.max_wait);
+        let waiting = self.waiting.len() as u64;
+        let reason = if waiting >= u64::from(self.threshold) || waiting >= rows_max as u64 {
+            Release::Threshold
+        } else if self.waiting.iter().any(Waiting::is_pinned) {
+            Release::Pinned
+        } else if waiting >= u64::from(self.live) {
+            Release::NoMoreWork
+        } else if now >= deadline {
+            Release::Timeout
+        } else {
+            return Verdict::WaitUntil(deadline);
+        };
+        let batch = self.waiting.drain(..self.waiting.len().min(rows_max.max(1))).collect();
+        Verdict::Go(batch, reason)
+    }
+}

@@ -1,0 +1,118 @@
+//! What travels between two models: the suffix the peer has not seen. Owner: InterModel. Invariant: positions are
+//! absolute, so a receiver can trim what it has, and must refuse a gap.
+
+use crate::ids::{ModelIdx, RequestId, TokenId};
+use crate::job::Failure;
+use crate::live::LiveNotes;
+use crate::request::{Committed, RequestSpec};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Per model: length of the token prefix it holds as ids.
+pub type Known = SmallVec<[u32; 4]>;
+
+/// A request on its way to a peer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PeerReq {
+    /// Whose.
+    pub request: RequestId,
+    /// The subserver whose Client owns the stream.
+    pub home: ModelIdx,
+    /// Who sends.
+    pub from: ModelIdx,
+    /// Who shall go on.
+    pub to: ModelIdx,
+    /// Present on the first visit of `to`.
+    pub spec: Option<Arc<RequestSpec>>,
+    /// Absolute position of the first token below.
+    pub base: u32,
+    /// The tokens from `base` on; `base + tokens.len()` is the committed length.
+    pub tokens: SmallVec<[TokenId; 8]>,
+    /// What every model holds once this message has arrived.
+    pub known: Known,
+    /// Hops of this request so far, this one included.
+    pub hops: u32,
+    /// Hops in a row that committed nothing, this one included if so.
+    pub barren: u8,
+    /// Live counts, filled in by InterModel as it sends.
+    pub live: LiveNotes,
+    /// Whatever the routing algorithm wants to tell itself at the peer.
+    pub ext: Vec<u8>,
+}
+
+/// A message from a peer does not fit what is known here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PeerError {
+    /// Tokens between what is held and what was sent are missing.
+    #[error("gap: {known} tokens are held here and the message starts at {base}")]
+    Gap {
+        /// Tokens held.
+        known: u32,
+        /// First position sent.
+        base: u32,
+    },
+    /// The message would shorten or rewrite what is held.
+    #[error("conflict: {known} tokens are held here and the message ends at {end} or differs before")]
+    Conflict {
+        /// Tokens held.
+        known: u32,
+        /// Length after the message.
+        end: u32,
+    },
+    /// A first visit without the description of the request.
+    #[error("the first message for a request lacks its description")]
+    NoSpec,
+}
+
+impl PeerReq {
+    /// Committed length after this message.
+    pub fn end(&self) -> u32 {
+        self.base + self.tokens.len() as u32
+    }
+
+    /// Appends what `tokens` lacks: overlap is trimmed (and must agree), a gap is refused.
+    ///
+    /// # Errors
+    /// [`PeerError`]; `tokens` is unchanged then.
+    pub fn append_to(&self, tokens: &mut Vec<TokenId>) -> Result<(), PeerError> {
+        let known = tokens.len() as u32;
+        if self.base > known {
+            return Err(PeerError::Gap { known, base: self.base });
+        }
+        let overlap = (known - self.base) as usize;
+        if self.end() < known || tokens[self.base as usize..] != self.tokens[..overlap] {
+            return Err(PeerError::Conflict { known, end: self.end() });
+        }
+        tokens.extend_from_slice(&self.tokens[overlap..]);
+        Ok(())
+    }
+}
+
+/// What one subserver tells another.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum PeerFrame {
+    /// Control of a request moves here.
+    Request(PeerReq),
+    /// Tokens for the streams of the Client here.
+    Emit(Vec<Committed>),
+    /// A request of the Client here cannot go on.
+    Failed(RequestId, Failure),
+    /// A request has ended; drop whatever is held for it.
+    Release(RequestId),
+    /// Live counts changed.
+    Live(LiveNotes),
+    /// The sender has lost all its requests.
+    Restarted,
+}
+
+/// A frame on the wire. `seq` starts at 1 and grows by one per frame and direction, so that repeated and late frames are seen.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Envelope {
+    /// Who sends.
+    pub from: ModelIdx,
+    /// Number of this frame on its link.
+    pub seq: u64,
+    /// What it says.
+    pub frame: PeerFrame,
+}

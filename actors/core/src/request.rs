@@ -1,0 +1,488 @@
+//! The state machine of a request at one model: Queued, Running, Pending, Finished, and the only functions between
+//! them. Owner: Queued belongs to the Batcher, Running to Decode, Pending to InterModel; moving a state moves the
+//! ownership. Invariant: `kv <= known <= len`; a token gets KV when it is consumed, never when it is drawn, so a
+//! dropped candidate costs nothing.
+
+use crate::executor::{Draw, Drawn, Needs, Row, TokenLogprobs};
+use crate::ids::{ModelIdx, RequestId, Time, TokenId};
+use crate::job::{Failure, FinishReason, Target};
+use crate::kv::{KvPool, KvShort, Lease};
+use crate::live::LiveNotes;
+use crate::peer::{Known, PeerError, PeerReq};
+use crate::routing::{Decision, Handoff, Route, StepView};
+use crate::sampling::{SamplingParams, TokenCounts};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Hops in a row without a committed token that are allowed; one more fails the request.
+pub const BARREN_HOPS_MAX: u8 = 1;
+
+/// What is fixed about a request; the same at every model it visits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RequestSpec {
+    /// Unique, growing with arrival.
+    pub id: RequestId,
+    /// The subserver whose Client owns the stream.
+    pub home: ModelIdx,
+    /// Models of the router.
+    pub models: u8,
+    /// Tokens of the prompt.
+    pub prompt_len: u32,
+    /// Length at which generation ends, prompt included; within every model's context.
+    pub len_max: u32,
+    /// Length below which no stopping token may be drawn.
+    pub len_min: u32,
+    /// End-of-text tokens (of any of the models); empty when they are to be ignored.
+    pub eos: Vec<TokenId>,
+    /// Further stopping tokens.
+    pub stop_ids: Vec<TokenId>,
+    /// How tokens are drawn.
+    pub sampling: Arc<SamplingParams>,
+    /// Who generates.
+    pub target: Target,
+    /// Log-probabilities to report.
+    pub logprobs: Option<u8>,
+    /// Report entropies.
+    pub entropy: bool,
+}
+
+/// A token that is part of the answer now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Committed {
+    /// Whose.
+    pub request: RequestId,
+    /// Absolute position, prompt included.
+    pub position: u32,
+    /// The token.
+    pub token: TokenId,
+    /// Who made it.
+    pub model: ModelIdx,
+    /// Normalised entropy behind it, if it was computed.
+    pub entropy: Option<f32>,
+    /// Log-probabilities, if asked for.
+    pub logprobs: Option<TokenLogprobs>,
+    /// Hops of the request so far.
+    pub hops: u32,
+    /// Prompt tokens that the prefix cache gave, said with the first token of the entry model.
+    pub cached: u32,
+    /// Set on the last token.
+    pub finish: Option<FinishReason>,
+}
+
+/// What a request carries at one model, whatever its state.
+#[derive(Debug)]
+struct Body {
+    spec: Arc<RequestSpec>,
+    me: ModelIdx,
+    tokens: Vec<TokenId>,
+    known: Known,
+    lease: Lease,
+    cached: u32,
+    fresh: bool,
+    route: Box<dyn Route>,
+    counts: Option<Arc<TokenCounts>>,
+    banned: Arc<[TokenId]>,
+    hops: u32,
+    barren: u8,
+    attempts: u8,
+}
+
+/// Waits for a batch of this model.
+#[derive(Debug)]
+pub struct Queued {
+    body: Body,
+    since: Time,
+}
+
+/// Is part of the step in flight.
+#[derive(Debug)]
+pub struct Running {
+    body: Body,
+    consumes: u32,
+    draws: bool,
+}
+
+/// Control is at a peer; KV and place are kept.
+#[derive(Debug)]
+pub struct Pending {
+    body: Body,
+    to: ModelIdx,
+    since: Time,
+}
+
+/// Ended at this model; memory has gone back.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// Whose.
+    pub request: RequestId,
+}
+
+/// What became of a running request after its step.
+#[derive(Debug)]
+pub enum Settled {
+    /// Goes on here: to the Batcher.
+    Stay(Queued),
+    /// Goes on elsewhere: the state to InterModel, the message to the peer.
+    Leave(Pending, PeerReq),
+    /// Ended with the token reported beside.
+    Done(Finished),
+    /// Cannot go on.
+    Failed(Finished, Failure),
+}
+
+impl Body {
+    fn new(spec: Arc<RequestSpec>, me: ModelIdx, route: Box<dyn Route>, pool: &KvPool) -> Self {
+        let banned = spec.eos.iter().chain(&spec.stop_ids).copied().collect();
+        Body {
+            me,
+            tokens: Vec::new(),
+            known: Known::from_elem(0, usize::from(spec.models)),
+            lease: pool.lease(spec.id),
+            cached: 0,
+            fresh: true,
+            route,
+            counts: None,
+            banned,
+            hops: 0,
+            barren: 0,
+            attempts: 0,
+            spec,
+        }
+    }
+
+    fn receive(&mut self, message: &PeerReq) -> Result<(), PeerError> {
+        let before = self.tokens.len();
+        self.route.receive(&mut self.tokens, message)?;
+        self.known.copy_from_slice(&message.known);
+        self.known[self.me.index()] = self.tokens.len() as u32;
+        self.hops = message.hops;
+        self.barren = message.barren;
+        self.count_from(before);
+        Ok(())
+    }
+
+    fn count_from(&mut self, before: usize) {
+        if !self.spec.sampling.reads_history() {
+            return;
+        }
+        let prompt_len = self.spec.prompt_len as usize;
+        match &mut self.counts {
+            Some(counts) => {
+                let counts = Arc::make_mut(counts);
+                self.tokens[before..].iter().for_each(|&token| counts.commit(token));
+            }
+            None => self.counts = Some(Arc::new(TokenCounts::of(&self.tokens, prompt_len))),
+        }
+    }
+
+    fn commit(&mut self, token: TokenId) {
+        self.tokens.push(token);
+        self.known[self.me.index()] = self.tokens.len() as u32;
+        self.count_from(self.tokens.len() - 1);
+        self.barren = 0;
+    }
+
+    fn finish_of(&self, token: TokenId) -> Option<FinishReason> {
+        if self.spec.eos.contains(&token) {
+            Some(FinishReason::EndOfText)
+        } else if self.spec.stop_ids.contains(&token) {
+            Some(FinishReason::StopToken(token))
+        } else if self.tokens.len() as u32 >= self.spec.len_max {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    }
+
+    fn end(self) -> Finished {
+        let request = self.spec.id;
+        self.lease.retire(&self.tokens);
+        Finished { request }
+    }
+}
+
+impl Queued {
+    /// A new request at its entry model.
+    pub fn arrive(spec: Arc<RequestSpec>, prompt: Vec<TokenId>, seat: Seat<'_>) -> Self {
+        let mut body = Body::new(spec, seat.me, seat.route, seat.pool);
+        body.tokens = prompt;
+        body.known[seat.me.index()] = body.tokens.len() as u32;
+        body.count_from(0);
+        Queued { body, since: seat.now }
+    }
+
+    /// A request that visits this model for the first time.
+    ///
+    /// # Errors
+    /// [`PeerError`] when the message is not a complete first message.
+    pub fn visit(message: &PeerReq, seat: Seat<'_>) -> Result<Self, PeerError> {
+        let spec = message.spec.clone().ok_or(PeerError::NoSpec)?;
+        let mut body = Body::new(spec, seat.me, seat.route, seat.pool);
+        body.receive(message)?;
+        Ok(Queued { body, since: seat.now })
+    }
+
+    /// Whose.
+    pub fn id(&self) -> RequestId {
+        self.body.spec.id
+    }
+
+    /// What is fixed about it.
+    pub fn spec(&self) -> &Arc<RequestSpec> {
+        &self.body.spec
+    }
+
+    /// Waiting since.
+    pub fn since(&self) -> Time {
+        self.since
+    }
+
+    /// Whether it may never go to another model, so that nothing is gained by letting it wait for others.
+    pub fn is_pinned(&self) -> bool {
+        matches!(self.body.spec.target, Target::Only(_))
+    }
+
+    /// Tokens to consume before the next one can be drawn: 1 = decode, more = extend or prefill.
+    pub fn behind(&self) -> u32 {
+        self.body.tokens.len() as u32 - self.body.lease.kv_len()
+    }
+
+    /// Whether it holds no KV here, so that starting it means admitting it to the pool.
+    pub fn is_cold(&self) -> bool {
+        self.body.lease.kv_len() == 0
+    }
+
+    /// Committed tokens, prompt included.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.body.tokens
+    }
+
+    /// Looks the tokens up in the prefix cache, once, when it is new here (or lost its pages); a request that comes
+    /// back from a peer is never looked up.
+    pub fn adopt_prefix(&mut self) {
+        if std::mem::take(&mut self.body.fresh) {
+            self.body.cached = self.body.lease.adopt_prefix(&self.body.tokens);
+        }
+    }
+
+    /// Takes `consumes` tokens into a step. Memory for them is made sure of; the row is complete.
+    ///
+    /// # Errors
+    /// The request itself, unchanged, when memory is short at this moment.
+    pub fn start(mut self, consumes: u32, needs: Needs) -> Result<(Running, Row), (Self, KvShort)> {
+        let start = self.body.lease.kv_len();
+        let end = start + consumes;
+        if let Err(short) = self.body.lease.grow(end) {
+            return Err((self, short));
+        }
+        let body = self.body;
+        let draws = end as usize == body.tokens.len();
+        let needs = if body.spec.entropy { needs.union(Needs { entropy: true, ..Needs::default() }) } else { needs };
+        let early = (body.tokens.len() as u32) < body.spec.len_min;
+        let draw = draws.then(|| Draw {
+            params: Arc::clone(&body.spec.sampling),
+            history: body.counts.clone(),
+            banned: if early { Arc::clone(&body.banned) } else { Arc::from([]) },
+            needs,
+            logprobs: body.spec.logprobs,
+        });
+        let tokens = body.tokens[start as usize..end as usize].to_vec();
+        let row = Row { request: body.spec.id, start, tokens, pages: body.lease.pages(), draw };
+        Ok((Running { body, consumes: end, draws }, row))
+    }
+
+    /// Ends it before its next token.
+    pub fn abort(self) -> Finished {
+        self.body.end()
+    }
+}
+
+/// Where a request sits down: the model, its pool, the algorithm's value for it, and the time.
+pub struct Seat<'a> {
+    /// The model.
+    pub me: ModelIdx,
+    /// Its pages.
+    pub pool: &'a KvPool,
+    /// What follows the request here.
+    pub route: Box<dyn Route>,
+    /// Now.
+    pub now: Time,
+}
+
+impl Running {
+    /// Whose.
+    pub fn id(&self) -> RequestId {
+        self.body.spec.id
+    }
+
+    /// What is fixed about it.
+    pub fn spec(&self) -> &Arc<RequestSpec> {
+        &self.body.spec
+    }
+
+    /// Whether this step draws a token (it is not a prefill chunk before the last).
+    pub fn draws(&self) -> bool {
+        self.draws
+    }
+
+    /// A prefill chunk is done: back to the queue for the next.
+    pub fn fed(mut self, now: Time) -> Queued {
+        self.body.lease.consumed(self.consumes);
+        self.body.attempts = 0;
+        Queued { body: self.body, since: now }
+    }
+
+    /// A candidate was drawn: route, commit or drop it, and move on.
+    pub fn settle(mut self, drawn: Drawn, now: Time) -> (Option<Committed>, Settled) {
+        let body = &mut self.body;
+        body.lease.consumed(self.consumes);
+        body.attempts = 0;
+        let decision = body.route.route(&StepView {
+            request: body.spec.id,
+            model: body.me,
+            seed: body.spec.sampling.seed,
+            prompt_len: body.spec.prompt_len,
+            tokens: &body.tokens,
+            candidate: drawn.token,
+            signals: &drawn.signals,
+        });
+        if let Some(fault) = fault_of(&decision, body) {
+            return (None, self.fail(Failure::Routing(fault)));
+        }
+        let token = decision.keep.then(|| body.accept(drawn));
+        if token.as_ref().is_some_and(|token| token.finish.is_some()) {
+            return (token, Settled::Done(self.body.end()));
+        }
+        if decision.to == self.body.me {
+            return (token, Settled::Stay(Queued { body: self.body, since: now }));
+        }
+        match self.depart(decision.to, now) {
+            Ok((pending, message)) => (token, Settled::Leave(pending, message)),
+            Err((body, fault)) => (token, Settled::Failed(body.end(), Failure::Routing(fault))),
+        }
+    }
+
+    /// The step failed as a whole; the request may try again from its tokens, up to `attempts_max` times in a row.
+    pub fn retry(mut self, attempts_max: u8, now: Time) -> Result<Queued, Finished> {
+        self.body.lease.forget();
+        self.body.attempts += 1;
+        if self.body.attempts > attempts_max {
+            return Err(Finished { request: self.body.spec.id });
+        }
+        Ok(Queued { body: self.body, since: now })
+    }
+
+    /// Ends it with an error.
+    pub fn fail(self, failure: Failure) -> Settled {
+        let request = self.body.spec.id;
+        drop(self.body);
+        Settled::Failed(Finished { request }, failure)
+    }
+
+    /// Ends it because nobody wants it any more.
+    pub fn abort(mut self) -> Finished {
+        self.body.lease.unpin();
+        self.body.end()
+    }
+
+    fn depart(mut self, to: ModelIdx, now: Time) -> Result<(Pending, PeerReq), (Body, String)> {
+        let body = &mut self.body;
+        let handoff = Handoff { request: body.spec.id, from: body.me, to, tokens: &body.tokens, known: &body.known };
+        let suffix = body.route.send(&handoff);
+        let len = body.tokens.len() as u32;
+        if suffix.base > body.known[to.index()].min(len) {
+            let (base, known) = (suffix.base, body.known[to.index()]);
+            return Err((self.body, format!("send starts at {base} but model {to} holds only {known} tokens")));
+        }
+        let first = body.known[to.index()] == 0;
+        body.known[to.index()] = len;
+        body.hops += 1;
+        body.barren += 1;
+        let message = PeerReq {
+            request: body.spec.id,
+            home: body.spec.home,
+            from: body.me,
+            to,
+            spec: first.then(|| Arc::clone(&body.spec)),
+            base: suffix.base,
+            tokens: body.tokens[suffix.base as usize..].into(),
+            known: body.known.clone(),
+            hops: body.hops,
+            barren: body.barren,
+            live: LiveNotes::new(),
+            ext: suffix.ext,
+        };
+        Ok((Pending { body: self.body, to, since: now }, message))
+    }
+}
+
+impl Body {
+    fn accept(&mut self, drawn: Drawn) -> Committed {
+        let position = self.tokens.len() as u32;
+        self.commit(drawn.token);
+        Committed {
+            request: self.spec.id,
+            position,
+            token: drawn.token,
+            model: self.me,
+            entropy: drawn.signals.entropy.map(|entropy| entropy.normalised()),
+            logprobs: drawn.logprobs,
+            hops: self.hops,
+            cached: if self.me == self.spec.home { self.cached } else { 0 },
+            finish: self.finish_of(drawn.token),
+        }
+    }
+}
+
+/// What is wrong with a decision, if anything.
+fn fault_of(decision: &Decision, body: &Body) -> Option<String> {
+    let Decision { to, keep } = *decision;
+    if to.0 >= body.spec.models {
+        return Some(format!("the algorithm chose model {to} of {}", body.spec.models));
+    }
+    if to == body.me && !keep {
+        return Some(format!("the algorithm stays at model {to} without keeping the token"));
+    }
+    if to != body.me && !keep && body.barren >= BARREN_HOPS_MAX {
+        return Some("two hops in a row committed no token".into());
+    }
+    None
+}
+
+impl Pending {
+    /// Whose.
+    pub fn id(&self) -> RequestId {
+        self.body.spec.id
+    }
+
+    /// Who home is.
+    pub fn home(&self) -> ModelIdx {
+        self.body.spec.home
+    }
+
+    /// The peer control was given to.
+    pub fn to(&self) -> ModelIdx {
+        self.to
+    }
+
+    /// Away since.
+    pub fn since(&self) -> Time {
+        self.since
+    }
+
+    /// Control comes back with the tokens that were made elsewhere: no prefix look-up, and pages only for what is new.
+    ///
+    /// # Errors
+    /// The end of the request here and what did not fit.
+    pub fn resume(mut self, message: &PeerReq, now: Time) -> Result<Queued, (Finished, PeerError)> {
+        match self.body.receive(message) {
+            Ok(()) => Ok(Queued { body: self.body, since: now }),
+            Err(error) => Err((self.release(), error)),
+        }
+    }
+
+    /// The request ended elsewhere.
+    pub fn release(self) -> Finished {
+        self.body.end()
+    }
+}

@@ -1,0 +1,210 @@
+//! The routing port: three small functions from the view of one request, and the one list of algorithms.
+//! Owner: one `Route` value per request and model. Invariant: a decision depends only on the request, its seed and
+//! the step's signals; never on time, load or other requests.
+
+use crate::executor::{Needs, Signals};
+use crate::ids::{ModelIdx, RequestId, TokenId};
+use crate::peer::{Known, PeerError, PeerReq};
+use serde::Serialize;
+use serde_json::Value;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+pub mod bernoulli;
+pub mod r_stitch;
+pub mod stay;
+
+/// Every algorithm the server knows. A new one is a file and a line here.
+const ALGORITHMS: &[&Entry] = &[&stay::ENTRY, &r_stitch::ENTRY, &bernoulli::ENTRY];
+
+/// An algorithm as it is listed and built.
+pub struct Entry {
+    /// Its name in the launch file.
+    pub name: &'static str,
+    /// One line: what it does.
+    pub summary: &'static str,
+    /// Where it comes from.
+    pub source: &'static str,
+    /// Its parameters.
+    pub params: &'static [Param],
+    /// How many models it routes between, smallest and largest.
+    pub models: (usize, usize),
+    /// Builds it from its parameter table (an object) for so many models.
+    pub build: fn(&Value, usize) -> Result<Arc<dyn Algorithm>, RoutingError>,
+}
+
+/// A parameter of an algorithm, for documentation.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Param {
+    /// Key in the parameter table.
+    pub name: &'static str,
+    /// Default, as written in a launch file.
+    pub default: &'static str,
+    /// Meaning, range and direction of comparison.
+    pub doc: &'static str,
+}
+
+/// An algorithm could not be built.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RoutingError {
+    /// No algorithm has this name.
+    #[error("unknown routing algorithm `{name}`; known are {known}")]
+    Unknown {
+        /// The name asked for.
+        name: String,
+        /// All names.
+        known: String,
+    },
+    /// The algorithm routes between another number of models.
+    #[error("algorithm `{name}` routes between {least} to {most} models, not {models}")]
+    Models {
+        /// The algorithm.
+        name: &'static str,
+        /// Smallest number.
+        least: usize,
+        /// Largest number.
+        most: usize,
+        /// The number asked for.
+        models: usize,
+    },
+    /// A parameter is unknown, of the wrong type or out of range.
+    #[error("parameter of `{name}`: {message}")]
+    Param {
+        /// The algorithm.
+        name: &'static str,
+        /// What is wrong and what would be right.
+        message: String,
+    },
+}
+
+/// The list of algorithms.
+pub fn list() -> impl Iterator<Item = &'static Entry> {
+    ALGORITHMS.iter().copied()
+}
+
+/// Builds the algorithm of this name.
+///
+/// # Errors
+/// [`RoutingError`] naming the parameter and what is allowed.
+pub fn build(name: &str, params: &Value, models: usize) -> Result<Arc<dyn Algorithm>, RoutingError> {
+    let entry = list().find(|entry| entry.name == name).ok_or_else(|| RoutingError::Unknown {
+        name: name.to_owned(),
+        known: list().map(|entry| entry.name).collect::<Vec<_>>().join(", "),
+    })?;
+    let (least, most) = entry.models;
+    if models < least || models > most {
+        return Err(RoutingError::Models { name: entry.name, least, most, models });
+    }
+    (entry.build)(params, models)
+}
+
+/// Reads a parameter table into `T`; an unknown key or a wrong type is an error.
+pub(crate) fn params<T: serde::de::DeserializeOwned>(name: &'static str, table: &Value) -> Result<T, RoutingError> {
+    let table = if table.is_null() { Value::Object(serde_json::Map::new()) } else { table.clone() };
+    serde_json::from_value(table).map_err(|error| RoutingError::Param { name, message: error.to_string() })
+}
+
+/// A configured algorithm: shared by all requests and therefore without state.
+pub trait Algorithm: Send + Sync + Debug {
+    /// Signals `route` reads after a step of this model.
+    fn needs(&self, model: ModelIdx) -> Needs;
+
+    /// The model that makes the first token of a request.
+    fn entry(&self, _seed: u64, _prompt_len: u32) -> ModelIdx {
+        ModelIdx(0)
+    }
+
+    /// Expected behaviour, for the planner before counters warm up.
+    fn prior(&self) -> Prior;
+
+    /// The value that follows one request at one model.
+    fn start(&self) -> Box<dyn Route>;
+}
+
+/// Routing probabilities and commits: `p[i][j]` = a step of i hands control to j; `c[i][j]` = tokens committed then.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prior {
+    /// Rows sum to 1.
+    pub p: Vec<Vec<f64>>,
+    /// 0 or 1.
+    pub c: Vec<Vec<f64>>,
+}
+
+/// What a routing decision may look at.
+#[derive(Clone, Copy, Debug)]
+pub struct StepView<'a> {
+    /// The request.
+    pub request: RequestId,
+    /// The model that made the step.
+    pub model: ModelIdx,
+    /// Seed of the request.
+    pub seed: u64,
+    /// Tokens of the prompt.
+    pub prompt_len: u32,
+    /// Committed tokens, prompt included; the candidate would be at position `tokens.len()`.
+    pub tokens: &'a [TokenId],
+    /// The token just drawn, not committed.
+    pub candidate: TokenId,
+    /// Signals of the step, those `needs` asked for.
+    pub signals: &'a Signals,
+}
+
+impl StepView<'_> {
+    /// Absolute position of the candidate.
+    pub fn position(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+}
+
+/// Where control goes and whether the candidate is committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The model that makes the next token; the current one = stay.
+    pub to: ModelIdx,
+    /// Commit the candidate. Staying without committing would never end and is an error.
+    pub keep: bool,
+}
+
+/// What `send` may look at. `known` is what each model holds already.
+#[derive(Clone, Copy, Debug)]
+pub struct Handoff<'a> {
+    /// The request.
+    pub request: RequestId,
+    /// The model that hands over.
+    pub from: ModelIdx,
+    /// The model that takes over.
+    pub to: ModelIdx,
+    /// Committed tokens, prompt included.
+    pub tokens: &'a [TokenId],
+    /// Length of the prefix each model holds as ids.
+    pub known: &'a Known,
+}
+
+/// Follows one request at one model.
+pub trait Route: Send + Debug {
+    /// Decides after a step of this model.
+    fn route(&mut self, step: &StepView<'_>) -> Decision;
+
+    /// Chooses what the peer is sent: where the suffix starts and a private note. Default: exactly what the peer has
+    /// not seen, and no note.
+    fn send(&mut self, handoff: &Handoff<'_>) -> Suffix {
+        Suffix { base: handoff.known[handoff.to.index()], ext: Vec::new() }
+    }
+
+    /// Takes what a peer sent. Default: append, trim overlap, refuse gaps.
+    ///
+    /// # Errors
+    /// [`PeerError`] when the message does not fit; the request fails then.
+    fn receive(&mut self, tokens: &mut Vec<TokenId>, message: &PeerReq) -> Result<(), PeerError> {
+        message.append_to(tokens)
+    }
+}
+
+/// What goes to the peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Suffix {
+    /// Absolute position of the first token sent.
+    pub base: u32,
+    /// A private note for the algorithm at the peer.
+    pub ext: Vec<u8>,
+}

@@ -1,0 +1,82 @@
+//! `r_stitch`: entropy of the active model's next-token distribution, divided by ln of the vocabulary width, against
+//! one threshold (R-Stitch, Algorithm 1). Small model: above the threshold the candidate is dropped and the large
+//! model takes over at the same position. Large model: its token is kept on both edges, and at or below the threshold
+//! control goes back.
+
+use super::{Algorithm, Decision, Entry, Param, Prior, Route, RoutingError, StepView, params};
+use crate::executor::Needs;
+use crate::ids::ModelIdx;
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// Default threshold: the setting of the TokenRouter evaluation for Qwen3-0.6B/32B.
+const THRESHOLD: f32 = 0.03;
+
+const SMALL: ModelIdx = ModelIdx(0);
+const LARGE: ModelIdx = ModelIdx(1);
+
+/// The list entry.
+pub const ENTRY: Entry = Entry {
+    name: "r_stitch",
+    summary: "the large model takes over while next-token entropy is high",
+    source: "R-Stitch: Dynamic Trajectory Stitching for Efficient Reasoning (arXiv 2507.17307)",
+    params: &[Param {
+        name: "threshold",
+        default: "0.03",
+        doc: "normalised entropy (0 certain, 1 uniform): small leaves if above, large returns if at or below; \
+              below 0 = large alone, 1 or more = small alone",
+    }],
+    models: (2, 2),
+    build: |table, _| {
+        let Params { threshold } = params("r_stitch", table)?;
+        if threshold.is_nan() {
+            return Err(RoutingError::Param { name: "r_stitch", message: "threshold must be a number".into() });
+        }
+        Ok(Arc::new(RStitch { threshold }))
+    },
+};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Params {
+    threshold: f32,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Params { threshold: THRESHOLD }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RStitch {
+    threshold: f32,
+}
+
+impl Algorithm for RStitch {
+    fn needs(&self, _model: ModelIdx) -> Needs {
+        Needs { entropy: true, ..Needs::default() }
+    }
+
+    /// Middling values; live counters replace them soon.
+    fn prior(&self) -> Prior {
+        Prior { p: vec![vec![0.85, 0.15], vec![0.6, 0.4]], c: vec![vec![1.0, 0.0], vec![1.0, 1.0]] }
+    }
+
+    fn start(&self) -> Box<dyn Route> {
+        Box::new(*self)
+    }
+}
+
+impl Route for RStitch {
+    fn route(&mut self, step: &StepView<'_>) -> Decision {
+        // An executor never reports a row without its entropy or with one that is not a number; should one do so, the
+        // large model is the safe side.
+        let unsure = step.signals.entropy.is_none_or(|entropy| !(entropy.normalised() <= self.threshold));
+        match (step.model, unsure) {
+            (SMALL, true) => Decision { to: LARGE, keep: false },
+            (_, true) => Decision { to: LARGE, keep: true },
+            (_, false) => Decision { to: SMALL, keep: true },
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! An executor without a model: a small deterministic language, a time model, and faults on order. Owner: tests and
+//! scheduling benches. Invariant: it reads the whole prefix back from the pages it is given, so a wrong page table, a
+//! missing or stale key, or a position off by one changes the text it writes.
+
+use crate::executor::{
+    Drawn, Entropy, Executor, ExecutorError, ExecutorLimits, PAGE_TOKENS, Row, RowOutput, Signals, Step, StepOutput,
+};
+use crate::ids::TokenId;
+use crate::rng::mix;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How well a simulated model knows the language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Skill {
+    /// Right on easy tokens, unsure and wrong on hard ones.
+    Small,
+    /// Always right, sometimes unsure on hard tokens.
+    Large,
+}
+
+/// The language of a simulation: the next token is a function of the prefix.
+#[derive(Clone, Debug)]
+pub struct Language {
+    /// Tokens 0 .. vocab.
+    pub vocab: u32,
+    /// Chance that a token is hard.
+    pub hard: f64,
+    /// End-of-text and its chance per token.
+    pub eos: Option<(TokenId, f64)>,
+}
+
+impl Language {
+    /// What a model of this skill says after `prefix`, and how unsure it is (normalised entropy).
+    pub fn next(&self, skill: Skill, prefix: &[TokenId]) -> (TokenId, f32) {
+        let hash = prefix.iter().fold(0x5eed, |hash, &token| mix(hash ^ u64::from(token)));
+        let chance = |salt: u64| (mix(hash ^ salt) >> 11) as f64 / (1u64 << 53) as f64;
+        if let Some((eos, rate)) = self.eos
+            && chance(3) < rate
+        {
+            return (eos, 0.001);
+        }
+        let truth = (mix(hash) % u64::from(self.vocab)) as TokenId;
+        match (chance(1) < self.hard, skill) {
+            (false, _) => (truth, 0.001),
+            (true, Skill::Small) => ((truth + 1) % self.vocab, 0.5),
+            (true, Skill::Large) => (truth, if chance(2) < 0.4 { 0.3 } else { 0.01 }),
+        }
+    }
+
+    /// The text of one model alone: the reference of every scheduling test.
+    pub fn alone(&self, skill: Skill, prompt: &[TokenId], max_tokens: usize) -> Vec<TokenId> {
+        let mut tokens = prompt.to_vec();
+        for _ in 0..max_tokens {
+            let (token, _) = self.next(skill, &tokens);
+            tokens.push(token);
+            if self.eos.is_some_and(|(eos, _)| eos == token) {
+                break;
+            }
+        }
+        tokens.split_off(prompt.len())
+    }
+}
+
+/// How long a step takes: a constant, so much per row and so much per token.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TimeModel {
+    /// Every step.
+    pub base: Duration,
+    /// For each row.
+    pub per_row: Duration,
+    /// For each token.
+    pub per_token: Duration,
+}
+
+impl TimeModel {
+    /// Time of this step.
+    pub fn latency(&self, step: &Step) -> Duration {
+        self.base + self.per_row * step.rows.len() as u32 + self.per_token * step.tokens() as u32
+    }
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The step is refused, memory stays.
+    Error,
+    /// The device is lost.
+    Lost,
+    /// The executor panics.
+    Panic,
+    /// Rows of the step fail one by one.
+    BadRows,
+}
+
+/// Faults by step number, counted over all lives of the executor.
+#[derive(Clone, Debug, Default)]
+pub struct FaultPlan {
+    /// `(step, fault)`; the first step is 0.
+    pub at: Vec<(u64, Fault)>,
+    steps: Arc<AtomicU64>,
+}
+
+impl FaultPlan {
+    /// Faults at these steps.
+    pub fn new(at: Vec<(u64, Fault)>) -> Self {
+        FaultPlan { at, steps: Arc::default() }
+    }
+
+    fn next(&self) -> Option<Fault> {
+        let step = self.steps.fetch_add(1, Ordering::Relaxed);
+        self.at.iter().find(|&&(at, _)| at == step).map(|&(_, fault)| fault)
+    }
+}
+
+/// A simulated model. Build one per life of the executor; they may share a [`FaultPlan`].
+#[derive(Debug)]
+pub struct SimExecutor {
+    limits: ExecutorLimits,
+    language: Language,
+    skill: Skill,
+    faults: FaultPlan,
+    memory: Vec<[Option<TokenId>; PAGE_TOKENS]>,
+}
+
+impl SimExecutor {
+    /// An executor with empty memory.
+    pub fn new(limits: ExecutorLimits, language: Language, skill: Skill, faults: FaultPlan) -> Self {
+        let memory = vec![[None; PAGE_TOKENS]; limits.pages as usize];
+        SimExecutor { limits, language, skill, faults, memory }
+    }
+
+    fn consume(&mut self, row: &Row) -> Result<(), ExecutorError> {
+        for (position, &token) in (row.start as usize..).zip(&row.tokens) {
+            let page = row.pages.get(position / PAGE_TOKENS).copied();
+            let slot = page.and_then(|page| self.memory.get_mut(page as usize));
+            let Some(slot) = slot else {
+                return Err(ExecutorError::Step(format!("{}: no page for position {position}", row.request)));
+            };
+            slot[position % PAGE_TOKENS] = Some(token);
+        }
+        Ok(())
+    }
+
+    fn prefix(&self, row: &Row) -> Result<Vec<TokenId>, ExecutorError> {
+        let end = row.start as usize + row.tokens.len();
+        let read = |position: usize| self.memory[row.pages[position / PAGE_TOKENS] as usize][position % PAGE_TOKENS];
+        (0..end)
+            .map(read)
+            .collect::<Option<_>>()
+            .ok_or_else(|| ExecutorError::Step(format!("{}: a position before {end} has no key", row.request)))
+    }
+
+    fn draw(&self, row: &Row) -> Result<RowOutput, ExecutorError> {
+        let Some(draw) = &row.draw else { return Ok(RowOutput::Fed) };
+        let (mut token, unsure) = self.language.next(self.skill, &self.prefix(row)?);
+        while draw.banned.contains(&token) {
+            token = (token + 1) % self.language.vocab;
+        }
+        let width = self.limits.vocab_width;
+        let entropy = draw.needs.entropy.then(|| Entropy { nats: unsure * (width as f32).ln(), width });
+        Ok(RowOutput::Drawn(Drawn { token, signals: Signals { entropy, ..Signals::default() }, logprobs: None }))
+    }
+}
+
+impl Executor for SimExecutor {
+    fn limits(&self) -> ExecutorLimits {
+        self.limits
+    }
+
+    fn step(&mut self, step: &Step) -> Result<StepOutput, ExecutorError> {
+        match self.faults.next() {
+            Some(Fault::Error) => return Err(ExecutorError::Step("fault on order".into())),
+            Some(Fault::Lost) => return Err(ExecutorError::Lost("fault on order".into())),
+            Some(Fault::Panic) => panic!("fault on order"),
+            Some(Fault::BadRows) => {
+                let rows = step.rows.iter().map(|_| RowOutput::Failed("fault on order".into())).collect();
+                return Ok(StepOutput { rows });
+            }
+            None => {}
+        }
+        if step.rows.len() > self.limits.rows_max as usize || step.tokens() > self.limits.step_tokens_max as usize {
+            return Err(ExecutorError::Step(format!("{} rows, {} tokens: too many", step.rows.len(), step.tokens())));
+        }
+        for row in &step.rows {
+            self.consume(row)?;
+        }
+        let rows = step.rows.iter().map(|row| self.draw(row)).collect::<Result<_, _>>()?;
+        Ok(StepOutput { rows })
+    }
+}

@@ -1,1 +1,7 @@
 //! An OpenAI-compatible server in which several models write one answer, token by token.
+
+pub mod hub;
+pub mod progress;
+pub mod http;
+
+pub mod text;

@@ -1,0 +1,80 @@
+//! What the process environment says. Owner: the command that was given, once at its start. Invariant: no other code of
+//! the server reads environment variables (a tidy test checks this).
+
+use crate::hub::HubSettings;
+use hf_hub::Cache;
+use std::path::PathBuf;
+
+/// The hub that is asked when HF_ENDPOINT is not set.
+const HUB: &str = "https://huggingface.co";
+
+/// The variables that mean something here.
+#[derive(Clone, Debug)]
+pub struct Environment {
+    /// HF_ENDPOINT, HF_HOME and HF_TOKEN; an error when no folder for downloads can be told.
+    pub hub: Result<HubSettings, String>,
+    /// RUST_LOG: a filter for log lines.
+    pub log_filter: Option<String>,
+    /// NO_COLOR is set, or TERM is `dumb`.
+    pub no_color: bool,
+    /// Where files of the program itself may be kept: XDG_CACHE_HOME, or `.cache` at home, or the temporary folder.
+    pub cache: PathBuf,
+}
+
+impl Environment {
+    /// Reads the variables of this process.
+    pub fn read() -> Environment {
+        Environment::of(|name| std::env::var(name).ok(), std::env::home_dir())
+    }
+
+    fn of(variable: impl Fn(&str) -> Option<String>, home: Option<PathBuf>) -> Environment {
+        let variable = |name| variable(name).filter(|value: &String| !value.trim().is_empty());
+        let user_cache =
+            variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| home.map(|home| home.join(".cache")));
+        let hub_home = variable("HF_HOME")
+            .map(PathBuf::from)
+            .or_else(|| user_cache.as_ref().map(|cache| cache.join("huggingface")));
+        let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| HUB.to_owned());
+        let hub = hub_home.ok_or_else(|| "no folder for downloads is known; set HF_HOME".to_owned()).map(|folder| {
+            let cache = folder.join("hub");
+            let token = variable("HF_TOKEN").or_else(|| Cache::new(cache.clone()).token());
+            HubSettings { endpoint: endpoint.trim_end_matches('/').to_owned(), cache, token }
+        });
+        Environment {
+            hub,
+            log_filter: variable("RUST_LOG"),
+            no_color: variable("NO_COLOR").is_some() || variable("TERM").is_some_and(|term| term == "dumb"),
+            cache: user_cache.unwrap_or_else(std::env::temp_dir).join("tokenrouter"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_and_their_defaults() {
+        let bare = Environment::of(|_| None, Some(PathBuf::from("h")));
+        let hub = bare.hub.expect("a home folder is enough");
+        assert_eq!((hub.endpoint.as_str(), hub.cache), (HUB, PathBuf::from("h/.cache/huggingface/hub")));
+        assert_eq!((bare.no_color, bare.log_filter), (false, None));
+        assert_eq!(bare.cache, PathBuf::from("h/.cache/tokenrouter"));
+        let set = Environment::of(
+            |name| match name {
+                "HF_HOME" => Some("models".to_owned()),
+                "HF_ENDPOINT" => Some("http://mirror/".to_owned()),
+                "HF_TOKEN" => Some("secret".to_owned()),
+                "NO_COLOR" => Some("1".to_owned()),
+                _ => Some(String::new()),
+            },
+            None,
+        );
+        let hub = set.hub.expect("HF_HOME is set");
+        assert_eq!((hub.endpoint.as_str(), hub.token.as_deref()), ("http://mirror", Some("secret")));
+        assert_eq!(hub.cache, PathBuf::from("models/hub"));
+        assert!(set.no_color);
+        let nowhere = Environment::of(|_| None, None).hub.expect_err("no folder at all");
+        assert!(nowhere.contains("HF_HOME"), "{nowhere}");
+    }
+}

@@ -33,8 +33,9 @@ pub trait Policy: Send + Debug {
     fn thresholds(&self, live: u32) -> Vec<u32>;
 }
 
-#[derive(Debug)]
-struct Eager(usize);
+/// Every threshold is 1, for so many models.
+#[derive(Clone, Copy, Debug)]
+pub struct Eager(pub usize);
 
 impl Policy for Eager {
     fn thresholds(&self, _live: u32) -> Vec<u32> {

@@ -28,9 +28,11 @@ pub struct LiveTable {
 }
 
 impl LiveTable {
-    /// A table for the subserver of model `own` among `models`.
-    pub fn new(own: ModelIdx, models: usize) -> Self {
-        let notes = (0..models).map(|m| LiveNote { origin: ModelIdx(m as u8), seq: 0, count: 0 }).collect();
+    /// A table for the subserver of model `own` among `models`. `life` counts the lives of that subserver: notes of a
+    /// later life replace those of an earlier one.
+    pub fn new(own: ModelIdx, models: usize, life: u64) -> Self {
+        let seq = |m: usize| if m == own.index() { life << 32 } else { 0 };
+        let notes = (0..models).map(|m| LiveNote { origin: ModelIdx(m as u8), seq: seq(m), count: 0 }).collect();
         LiveTable { own, notes }
     }
 

@@ -60,6 +60,14 @@ pub enum PeerError {
         /// Length after the message.
         end: u32,
     },
+    /// The message speaks of another number of models.
+    #[error("the message speaks of {theirs} models; there are {ours}")]
+    Models {
+        /// Models here.
+        ours: usize,
+        /// Models there.
+        theirs: usize,
+    },
     /// A first visit without the description of the request.
     #[error("the first message for a request lacks its description")]
     NoSpec,
@@ -93,7 +101,7 @@ impl PeerReq {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum PeerFrame {
     /// Control of a request moves here.
-    Request(PeerReq),
+    Request(Box<PeerReq>),
     /// Tokens for the streams of the Client here.
     Emit(Vec<Committed>),
     /// A request of the Client here cannot go on.
@@ -106,12 +114,13 @@ pub enum PeerFrame {
     Restarted,
 }
 
-/// A frame on the wire. `seq` starts at 1 and grows by one per frame and direction, so that repeated and late frames are seen.
+/// A frame on its way. `seq` grows with every frame of a sender, also across its lives, so that repeated and late
+/// frames are seen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Envelope {
     /// Who sends.
     pub from: ModelIdx,
-    /// Number of this frame on its link.
+    /// Number of this frame.
     pub seq: u64,
     /// What it says.
     pub frame: PeerFrame,

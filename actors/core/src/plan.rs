@@ -56,7 +56,8 @@ fn admit(mut batch: Vec<Queued>, pool: &KvPool, deferred: &mut Vec<Queued>) -> V
     let mut promised = 0;
     for mut queued in batch {
         if queued.is_cold() {
-            if !pool.admits(promised + queued.behind()) && !(ready.is_empty() && pool.is_idle()) {
+            let alone = ready.is_empty() && pool.is_idle();
+            if !alone && !pool.admits(promised + queued.behind()) {
                 deferred.push(queued);
                 continue;
             }

@@ -90,14 +90,14 @@ struct Body {
 /// Waits for a batch of this model.
 #[derive(Debug)]
 pub struct Queued {
-    body: Body,
+    body: Box<Body>,
     since: Time,
 }
 
 /// Is part of the step in flight.
 #[derive(Debug)]
 pub struct Running {
-    body: Body,
+    body: Box<Body>,
     consumes: u32,
     draws: bool,
 }
@@ -105,7 +105,7 @@ pub struct Running {
 /// Control is at a peer; KV and place are kept.
 #[derive(Debug)]
 pub struct Pending {
-    body: Body,
+    body: Box<Body>,
     to: ModelIdx,
     since: Time,
 }
@@ -123,7 +123,7 @@ pub enum Settled {
     /// Goes on here: to the Batcher.
     Stay(Queued),
     /// Goes on elsewhere: the state to InterModel, the message to the peer.
-    Leave(Pending, PeerReq),
+    Leave(Pending, Box<PeerReq>),
     /// Ended with the token reported beside.
     Done(Finished),
     /// Cannot go on.
@@ -151,6 +151,10 @@ impl Body {
     }
 
     fn receive(&mut self, message: &PeerReq) -> Result<(), PeerError> {
+        let (ours, theirs) = (self.known.len(), message.known.len());
+        if ours != theirs {
+            return Err(PeerError::Models { ours, theirs });
+        }
         let before = self.tokens.len();
         self.route.receive(&mut self.tokens, message)?;
         self.known.copy_from_slice(&message.known);
@@ -204,7 +208,7 @@ impl Body {
 impl Queued {
     /// A new request at its entry model.
     pub fn arrive(spec: Arc<RequestSpec>, prompt: Vec<TokenId>, seat: Seat<'_>) -> Self {
-        let mut body = Body::new(spec, seat.me, seat.route, seat.pool);
+        let mut body = Box::new(Body::new(spec, seat.me, seat.route, seat.pool));
         body.tokens = prompt;
         body.known[seat.me.index()] = body.tokens.len() as u32;
         body.count_from(0);
@@ -217,7 +221,7 @@ impl Queued {
     /// [`PeerError`] when the message is not a complete first message.
     pub fn visit(message: &PeerReq, seat: Seat<'_>) -> Result<Self, PeerError> {
         let spec = message.spec.clone().ok_or(PeerError::NoSpec)?;
-        let mut body = Body::new(spec, seat.me, seat.route, seat.pool);
+        let mut body = Box::new(Body::new(spec, seat.me, seat.route, seat.pool));
         body.receive(message)?;
         Ok(Queued { body, since: seat.now })
     }
@@ -385,7 +389,7 @@ impl Running {
         self.body.end()
     }
 
-    fn depart(mut self, to: ModelIdx, now: Time) -> Result<(Pending, PeerReq), (Body, String)> {
+    fn depart(mut self, to: ModelIdx, now: Time) -> Result<(Pending, Box<PeerReq>), (Box<Body>, String)> {
         let body = &mut self.body;
         let handoff = Handoff { request: body.spec.id, from: body.me, to, tokens: &body.tokens, known: &body.known };
         let suffix = body.route.send(&handoff);
@@ -398,7 +402,7 @@ impl Running {
         body.known[to.index()] = len;
         body.hops += 1;
         body.barren += 1;
-        let message = PeerReq {
+        let message = Box::new(PeerReq {
             request: body.spec.id,
             home: body.spec.home,
             from: body.me,
@@ -411,7 +415,7 @@ impl Running {
             barren: body.barren,
             live: LiveNotes::new(),
             ext: suffix.ext,
-        };
+        });
         Ok((Pending { body: self.body, to, since: now }, message))
     }
 }

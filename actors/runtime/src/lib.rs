@@ -1,1 +1,16 @@
-//! How the actors talk: one subserver per model, five children each.
+//! How the actors talk: one subserver per model, each supervising Client, Batcher, Decode, InterModel and a GPU
+//! executor. Actors carry; what they decide is in `tokenrouter-core`.
+#![forbid(unsafe_code)]
+
+pub mod batcher;
+pub mod board;
+pub mod client;
+pub mod clock;
+pub mod decode;
+pub mod gpu_executor;
+pub mod inter_model;
+pub mod link;
+pub mod messages;
+pub mod runtime;
+pub mod stream;
+pub mod subserver;

@@ -30,8 +30,11 @@ pub struct Entry {
     /// How many models it routes between, smallest and largest.
     pub models: (usize, usize),
     /// Builds it from its parameter table (an object) for so many models.
-    pub build: fn(&Value, usize) -> Result<Arc<dyn Algorithm>, RoutingError>,
+    pub build: Build,
 }
+
+/// Builds an algorithm from its parameter table for so many models.
+pub type Build = fn(&Value, usize) -> Result<Arc<dyn Algorithm>, RoutingError>;
 
 /// A parameter of an algorithm, for documentation.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -110,7 +113,7 @@ pub trait Algorithm: Send + Sync + Debug {
     fn needs(&self, model: ModelIdx) -> Needs;
 
     /// The model that makes the first token of a request.
-    fn entry(&self, _seed: u64, _prompt_len: u32) -> ModelIdx {
+    fn entry(&self, _seed: u64) -> ModelIdx {
         ModelIdx(0)
     }
 

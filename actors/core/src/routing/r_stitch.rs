@@ -72,11 +72,11 @@ impl Route for RStitch {
     fn route(&mut self, step: &StepView<'_>) -> Decision {
         // An executor never reports a row without its entropy or with one that is not a number; should one do so, the
         // large model is the safe side.
-        let unsure = step.signals.entropy.is_none_or(|entropy| !(entropy.normalised() <= self.threshold));
-        match (step.model, unsure) {
-            (SMALL, true) => Decision { to: LARGE, keep: false },
-            (_, true) => Decision { to: LARGE, keep: true },
-            (_, false) => Decision { to: SMALL, keep: true },
+        let sure = step.signals.entropy.is_some_and(|entropy| entropy.normalised() <= self.threshold);
+        match (step.model, sure) {
+            (SMALL, false) => Decision { to: LARGE, keep: false },
+            (_, false) => Decision { to: LARGE, keep: true },
+            (_, true) => Decision { to: SMALL, keep: true },
         }
     }
 }

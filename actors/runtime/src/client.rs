@@ -1,0 +1,322 @@
+//! Client: the users' side of a subserver. Owner: the streams of requests that entered here, their text and totals.
+//! Invariant: every accepted job ends in exactly one `Finished` or `Failed`, and its memory is released everywhere.
+
+use crate::board::{ClientSnapshot, Role, Snapshot};
+use crate::messages::{Emit, Enqueue, Lost, OwnLive, Release, Stop, Submit, Ticket};
+use crate::stream::{Start, Transcript};
+use crate::subserver::Place;
+use actix::prelude::*;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokenrouter_core::executor::PAGE_TOKENS;
+use tokenrouter_core::ids::{RequestId, TokenId};
+use tokenrouter_core::job::{Event, Failure, FinishReason, Job, Prompt, Refusal, Target, TokenReport};
+use tokenrouter_core::request::{Committed, Queued, RequestSpec, Seat};
+use tokio::sync::mpsc;
+use tracing::{debug, warn};
+
+/// What an overloaded server tells its clients to wait.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The actor.
+#[derive(Debug)]
+pub struct Client {
+    place: Place,
+    streams: HashMap<RequestId, Stream>,
+    said: ClientSnapshot,
+}
+
+#[derive(Debug)]
+struct Stream {
+    sink: mpsc::Sender<Event>,
+    transcript: Transcript,
+    routed: bool,
+    /// Waits for the user to go away.
+    watch: SpawnHandle,
+}
+
+/// Text and tokens of one message, per stream.
+#[derive(Default)]
+struct Delta {
+    text: String,
+    tokens: Vec<TokenReport>,
+    finish: Option<FinishReason>,
+}
+
+impl Client {
+    /// A Client without streams.
+    pub fn new(place: Place) -> Self {
+        Client { place, streams: HashMap::new(), said: ClientSnapshot::default() }
+    }
+
+    fn accept(&mut self, submit: Submit, ctx: &mut Context<Self>) -> Result<Ticket, Refusal> {
+        let live = self.place.server.live.load(Ordering::Relaxed);
+        let limit = self.place.server.live_max;
+        if live >= limit {
+            return Err(Refusal::Overloaded { live, limit, retry_after: RETRY_AFTER });
+        }
+        let Submit { id, job } = submit;
+        let prompt = self.tokenise(&job.prompt)?;
+        let spec = Arc::new(self.describe(id, &job, prompt.len())?);
+        let (sink, events) = mpsc::channel(self.room_for(&spec));
+        let prompt_tokens = spec.prompt_len;
+        self.open(&spec, job, sink, ctx);
+        let seat = Seat {
+            me: self.place.me,
+            pool: &self.place.pool,
+            route: self.place.server.route_for(&spec),
+            now: self.place.clock.now(),
+        };
+        let queued = Queued::arrive(spec, prompt, seat);
+        self.place.post(&self.place.children.batcher, Enqueue(vec![queued]));
+        Ok(Ticket { prompt_tokens, events })
+    }
+
+    /// Events of a stream, at most: one per token and the end. A slow reader therefore never holds up an actor, and
+    /// what it may leave unread is bounded by the length of its answer.
+    fn room_for(&self, spec: &RequestSpec) -> usize {
+        (spec.len_max - spec.prompt_len) as usize + 2
+    }
+
+    fn tokenise(&self, prompt: &Prompt) -> Result<Vec<TokenId>, Refusal> {
+        let codec = &self.place.server.codec;
+        let invalid = |message: String| Refusal::Invalid { field: "prompt", message };
+        let tokens = match prompt {
+            Prompt::Ids(ids) => {
+                if let Some(id) = ids.iter().find(|&&id| id >= codec.vocab_size()) {
+                    return Err(invalid(format!(
+                        "token id {id} is not below the vocabulary size {}",
+                        codec.vocab_size()
+                    )));
+                }
+                ids.clone()
+            }
+            Prompt::Text { text, special, add_bos } => {
+                let ids = codec.encode(text, *special).map_err(|error| invalid(error.to_string()))?;
+                codec.bos().filter(|_| *add_bos).into_iter().chain(ids).collect()
+            }
+        };
+        if tokens.is_empty() {
+            return Err(invalid("the prompt has no tokens; give at least one".into()));
+        }
+        Ok(tokens)
+    }
+
+    fn describe(&self, id: RequestId, job: &Job, prompt_len: usize) -> Result<RequestSpec, Refusal> {
+        let server = &self.place.server;
+        let prompt_len = u32::try_from(prompt_len).unwrap_or(u32::MAX);
+        let involved = server.models.iter().enumerate().filter(|&(index, _)| match job.target {
+            Target::Routed => true,
+            Target::Only(model) => model.index() == index,
+        });
+        let mut room = u32::MAX;
+        for (_, model) in involved {
+            let context_len = model.limits.context_len;
+            let output_tokens = job.stop.max_tokens.unwrap_or(1).max(1);
+            let needed_tokens = prompt_len.saturating_add(output_tokens);
+            if needed_tokens > context_len {
+                return Err(Refusal::ContextOverflow { prompt_tokens: prompt_len, output_tokens, context_len });
+            }
+            let capacity_tokens = model.limits.pages.saturating_mul(PAGE_TOKENS as u32);
+            if needed_tokens > capacity_tokens {
+                return Err(Refusal::NeverFits { model: model.name.clone(), needed_tokens, capacity_tokens });
+            }
+            room = room.min(context_len).min(capacity_tokens);
+        }
+        let len_max = job.stop.max_tokens.map_or(room, |max| prompt_len + max.max(1));
+        Ok(RequestSpec {
+            id,
+            home: self.place.me,
+            models: server.models.len() as u8,
+            prompt_len,
+            len_max,
+            len_min: prompt_len + job.stop.min_tokens.min(len_max - prompt_len),
+            eos: if job.stop.ignore_eos { Vec::new() } else { server.eos.clone() },
+            stop_ids: job.stop.stop_ids.clone(),
+            sampling: Arc::new(job.sampling.clone()),
+            target: job.target,
+            logprobs: job.logprobs,
+            entropy: job.entropy,
+        })
+    }
+
+    fn open(&mut self, spec: &RequestSpec, job: Job, sink: mpsc::Sender<Event>, ctx: &mut Context<Self>) {
+        let id = spec.id;
+        let closed = sink.clone();
+        let watch = ctx.spawn(async move { closed.closed().await }.into_actor(self).map(move |(), client, ctx| {
+            client.abort(id, ctx);
+        }));
+        let transcript = Transcript::new(Start {
+            prompt_tokens: spec.prompt_len,
+            models: self.place.server.models.len(),
+            stops: job.stop.stop,
+            include_stop: job.stop.include_stop,
+            trims_space: self.place.server.codec.strips_leading_space(),
+        });
+        let routed = matches!(spec.target, Target::Routed);
+        self.streams.insert(id, Stream { sink, transcript, routed, watch });
+        self.place.server.live.fetch_add(1, Ordering::Relaxed);
+        self.said.accepted += 1;
+        self.said.prompt_tokens += u64::from(spec.prompt_len);
+        self.count_live(routed);
+    }
+
+    fn emit(&mut self, tokens: Vec<Committed>, ctx: &mut Context<Self>) {
+        let mut deltas: Vec<(RequestId, Delta)> = Vec::new();
+        for token in tokens {
+            let id = token.request;
+            let Some(stream) = self.streams.get_mut(&id) else {
+                // Ended here but not yet everywhere: say it again.
+                self.place.post(&self.place.children.inter_model, Release(id));
+                continue;
+            };
+            if deltas.last().is_none_or(|(last, _)| *last != id) {
+                deltas.push((id, Delta::default()));
+            }
+            let Some((_, delta)) = deltas.last_mut() else { continue };
+            if delta.finish.is_some() {
+                continue;
+            }
+            match stream.transcript.take(&*self.place.server.codec, token) {
+                Ok(added) => {
+                    delta.text.push_str(&added.text);
+                    delta.tokens.extend(added.token);
+                    delta.finish = added.finish;
+                }
+                Err(error) => {
+                    deltas.pop();
+                    self.fail(id, Failure::Internal(error.to_string()), ctx);
+                }
+            }
+        }
+        for (id, delta) in deltas {
+            self.deliver(id, delta, ctx);
+        }
+    }
+
+    fn deliver(&mut self, id: RequestId, delta: Delta, ctx: &mut Context<Self>) {
+        let Some(stream) = self.streams.get(&id) else { return };
+        self.said.completion_tokens += delta.tokens.len() as u64;
+        let sent = stream.sink.try_send(Event::Delta { text: delta.text, tokens: delta.tokens });
+        if let Err(error) = sent {
+            // The user is gone (the watch will say so too), or the bound on events is wrong.
+            debug!(%id, %error, "a delta was not taken");
+            return self.abort(id, ctx);
+        }
+        if let Some(reason) = delta.finish {
+            match reason {
+                FinishReason::Length => self.said.length += 1,
+                _ => self.said.stopped += 1,
+            }
+            let usage = stream.transcript.usage().clone();
+            self.end(id, Some(Event::Finished { reason, usage }), ctx);
+        }
+    }
+
+    fn abort(&mut self, id: RequestId, ctx: &mut Context<Self>) {
+        if self.streams.contains_key(&id) {
+            debug!(%id, "the user is gone");
+            self.said.aborted += 1;
+            self.end(id, None, ctx);
+        }
+    }
+
+    fn fail(&mut self, id: RequestId, failure: Failure, ctx: &mut Context<Self>) {
+        if self.streams.contains_key(&id) {
+            warn!(%id, %failure, "request failed");
+            self.said.failed += 1;
+            self.end(id, Some(Event::Failed(failure)), ctx);
+        }
+    }
+
+    fn end(&mut self, id: RequestId, last: Option<Event>, ctx: &mut Context<Self>) {
+        let Some(stream) = self.streams.remove(&id) else { return };
+        ctx.cancel_future(stream.watch);
+        if let Some(event) = last
+            && stream.sink.try_send(event).is_err()
+        {
+            debug!(%id, "the user left before the end");
+        }
+        self.place.server.live.fetch_sub(1, Ordering::Relaxed);
+        self.place.post(&self.place.children.inter_model, Release(id));
+        self.count_live(stream.routed);
+    }
+
+    fn count_live(&mut self, routed: bool) {
+        if routed {
+            let live = self.streams.values().filter(|stream| stream.routed).count();
+            self.place.post(&self.place.children.inter_model, OwnLive(live as u32));
+        }
+        self.say();
+    }
+
+    fn say(&mut self) {
+        self.said.live = self.streams.len() as u32;
+        self.place.board.post(self.place.me, Role::Client, Snapshot::Client(self.said.clone()));
+    }
+}
+
+impl Actor for Client {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(self.place.mailbox());
+        self.say();
+    }
+}
+
+impl Drop for Client {
+    /// Streams that are still open here are lost: their users see the channel close without an end.
+    fn drop(&mut self) {
+        self.place.server.live.fetch_sub(self.streams.len() as u32, Ordering::Relaxed);
+        self.place.down(Role::Client);
+    }
+}
+
+impl Handler<Submit> for Client {
+    type Result = MessageResult<Submit>;
+
+    fn handle(&mut self, message: Submit, ctx: &mut Self::Context) -> Self::Result {
+        let outcome = self.accept(message, ctx);
+        if outcome.is_err() {
+            self.said.refused += 1;
+            self.say();
+        }
+        MessageResult(outcome)
+    }
+}
+
+impl Handler<Emit> for Client {
+    type Result = ();
+
+    fn handle(&mut self, Emit(tokens): Emit, ctx: &mut Self::Context) {
+        self.emit(tokens, ctx);
+        self.say();
+    }
+}
+
+impl Handler<Lost> for Client {
+    type Result = ();
+
+    fn handle(&mut self, Lost(id, failure): Lost, ctx: &mut Self::Context) {
+        self.fail(id, failure, ctx);
+    }
+}
+
+impl Handler<Stop> for Client {
+    type Result = ();
+
+    fn handle(&mut self, stop: Stop, ctx: &mut Self::Context) {
+        let open: Vec<RequestId> = self.streams.keys().copied().collect();
+        for id in open {
+            let failure = match stop {
+                Stop::Shutdown => Failure::Stopped,
+                Stop::Rebuild => Failure::Internal(format!("the actors of model {} were rebuilt", self.place.name())),
+            };
+            self.fail(id, failure, ctx);
+        }
+        ctx.stop();
+    }
+}

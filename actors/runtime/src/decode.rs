@@ -1,0 +1,265 @@
+//! Decode: the steps of one model. Owner: the requests of the step in flight. Invariant: at most one step is with the
+//! executor; every request of a batch leaves as exactly one of stay, hop, finish, failure or deferral.
+
+use crate::board::{DecodeSnapshot, Role, Snapshot};
+use crate::messages::{
+    Depart, Emit, Enqueue, Epoch, ExecutorLost, ExecutorReplaced, Forward, Ready, Release, RunBatch, RunStep, Stepped,
+    Stop,
+};
+use crate::subserver::Place;
+use actix::prelude::*;
+use std::collections::BTreeMap;
+use tokenrouter_core::executor::{ExecutorError, RowOutput, Step, StepOutput};
+use tokenrouter_core::ids::{ModelIdx, RequestId};
+use tokenrouter_core::job::Failure;
+use tokenrouter_core::peer::PeerFrame;
+use tokenrouter_core::plan::plan;
+use tokenrouter_core::request::{Committed, Queued, Running, Settled};
+use tokenrouter_core::tombstones::Tombstones;
+use tracing::{error, warn};
+
+/// Failed steps in a row after which a request is failed rather than tried again.
+const ATTEMPTS_MAX: u8 = 2;
+
+/// The actor.
+#[derive(Debug)]
+pub struct Decode {
+    place: Place,
+    executor: Recipient<RunStep>,
+    epoch: Epoch,
+    running: Vec<Running>,
+    ended: Tombstones,
+    said: DecodeSnapshot,
+}
+
+/// Where the requests of a finished step go.
+#[derive(Default)]
+struct Outcome {
+    stay: Vec<Queued>,
+    leave: Vec<Depart>,
+    /// Per home of the stream.
+    emits: BTreeMap<ModelIdx, Vec<Committed>>,
+    lost: Vec<(ModelIdx, RequestId, Failure)>,
+}
+
+impl Decode {
+    /// A Decode with nothing running.
+    pub fn new(place: Place, executor: Recipient<RunStep>, epoch: Epoch) -> Self {
+        let said = DecodeSnapshot::default();
+        Decode { place, executor, epoch, running: Vec::new(), ended: Tombstones::default(), said }
+    }
+
+    fn begin(&mut self, batch: Vec<Queued>, ctx: &mut Context<Self>) {
+        let (gone, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|queued| self.ended.holds(queued.id()));
+        for queued in gone {
+            queued.abort();
+        }
+        let needs = self.place.server.algorithm.needs(self.place.me);
+        let plan = plan(batch, self.place.limits(), &self.place.pool, needs);
+        if plan.running.is_empty() {
+            return self.place.post(&self.place.children.batcher, Ready { deferred: plan.deferred });
+        }
+        if !plan.deferred.is_empty() {
+            self.place.post(&self.place.children.batcher, Enqueue(plan.deferred));
+        }
+        self.count(&plan.step);
+        self.running = plan.running;
+        let run = RunStep { epoch: self.epoch, step: plan.step, reply: ctx.address().recipient() };
+        if let Err(error) = self.executor.try_send(run) {
+            self.lose_executor(format!("not reachable: {error}"));
+        }
+        self.say();
+    }
+
+    fn count(&mut self, step: &Step) {
+        for row in &step.rows {
+            match row.tokens.len() {
+                1 => self.said.decode_tokens += 1,
+                n => self.said.extend_tokens += n as u64,
+            }
+        }
+    }
+
+    fn finish(&mut self, result: Result<StepOutput, ExecutorError>) {
+        let running = std::mem::take(&mut self.running);
+        let result = result.and_then(|output| match output.rows.len() == running.len() {
+            true => Ok(output),
+            false => Err(ExecutorError::Step(format!("{} rows in, {} out", running.len(), output.rows.len()))),
+        });
+        self.said.steps += 1;
+        self.said.last_step = self.place.clock.now();
+        let outcome = match result {
+            Ok(output) => self.settle(running, output),
+            Err(fault) => {
+                self.said.steps_failed += 1;
+                let outcome = self.retry(running, &fault);
+                if let ExecutorError::Lost(reason) = fault {
+                    self.send_on(outcome);
+                    return self.lose_executor(reason);
+                }
+                warn!(model = self.place.name(), %fault, "step failed");
+                outcome
+            }
+        };
+        self.send_on(outcome);
+        self.place.post(&self.place.children.batcher, Ready { deferred: Vec::new() });
+    }
+
+    fn settle(&mut self, running: Vec<Running>, output: StepOutput) -> Outcome {
+        let now = self.place.clock.now();
+        let mut outcome = Outcome::default();
+        for (running, row) in running.into_iter().zip(output.rows) {
+            let (id, home) = (running.id(), running.spec().home);
+            if self.ended.holds(id) {
+                running.abort();
+                continue;
+            }
+            match row {
+                RowOutput::Fed => outcome.stay.push(running.fed(now)),
+                RowOutput::Failed(reason) => {
+                    drop(running);
+                    outcome.lost.push((home, id, self.failure(reason)));
+                }
+                RowOutput::Drawn(drawn) => {
+                    let (token, next) = running.settle(drawn, now);
+                    match &token {
+                        Some(_) => self.said.committed += 1,
+                        None => self.said.dropped += 1,
+                    }
+                    if let Some(token) = token {
+                        outcome.emits.entry(home).or_default().push(token);
+                    }
+                    match next {
+                        Settled::Stay(queued) => outcome.stay.push(queued),
+                        Settled::Leave(pending, request) => outcome.leave.push(Depart { pending, request }),
+                        Settled::Done(_) => {}
+                        Settled::Failed(_, failure) => outcome.lost.push((home, id, failure)),
+                    }
+                }
+            }
+        }
+        outcome
+    }
+
+    fn retry(&mut self, running: Vec<Running>, fault: &ExecutorError) -> Outcome {
+        let now = self.place.clock.now();
+        let mut outcome = Outcome::default();
+        for running in running {
+            let home = running.spec().home;
+            if self.ended.holds(running.id()) {
+                running.abort();
+                continue;
+            }
+            match running.retry(ATTEMPTS_MAX, now) {
+                Ok(queued) => outcome.stay.push(queued),
+                Err(finished) => outcome.lost.push((home, finished.request, self.failure(fault.to_string()))),
+            }
+        }
+        outcome
+    }
+
+    fn failure(&self, reason: String) -> Failure {
+        Failure::Executor { model: self.place.name().to_owned(), reason }
+    }
+
+    /// Tokens first, then control: a peer's next token must find this one delivered.
+    fn send_on(&mut self, outcome: Outcome) {
+        let children = &self.place.children;
+        for (home, tokens) in outcome.emits {
+            if home == self.place.me {
+                self.place.post(&children.client, Emit(tokens));
+            } else {
+                self.place.post(&children.inter_model, Forward { to: home, frame: PeerFrame::Emit(tokens) });
+            }
+        }
+        if !outcome.stay.is_empty() {
+            self.place.post(&children.batcher, Enqueue(outcome.stay));
+        }
+        for depart in outcome.leave {
+            self.place.post(&children.inter_model, depart);
+        }
+        for (home, id, failure) in outcome.lost {
+            self.place.tell_lost(home, id, failure);
+        }
+    }
+
+    fn lose_executor(&mut self, reason: String) {
+        error!(model = self.place.name(), reason, "executor lost");
+        let lost = ExecutorLost { epoch: self.epoch, reason };
+        self.place.post(&self.place.subserver, lost);
+    }
+
+    fn say(&mut self) {
+        self.said.running = self.running.len() as u32;
+        self.place.board.post(self.place.me, Role::Decode, Snapshot::Decode(self.said.clone()));
+    }
+}
+
+impl Actor for Decode {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(self.place.mailbox());
+        self.say();
+    }
+}
+
+impl Drop for Decode {
+    fn drop(&mut self) {
+        self.place.down(Role::Decode);
+    }
+}
+
+impl Handler<RunBatch> for Decode {
+    type Result = ();
+
+    fn handle(&mut self, RunBatch(batch): RunBatch, ctx: &mut Self::Context) {
+        self.begin(batch, ctx);
+    }
+}
+
+impl Handler<Stepped> for Decode {
+    type Result = ();
+
+    fn handle(&mut self, message: Stepped, _: &mut Self::Context) {
+        if message.epoch != self.epoch {
+            return;
+        }
+        self.said.busy += message.took;
+        self.finish(message.result);
+        self.say();
+    }
+}
+
+impl Handler<Release> for Decode {
+    type Result = ();
+
+    /// A request in flight is dropped when its step is over; the Batcher is told after whatever is on its way there.
+    fn handle(&mut self, release: Release, _: &mut Self::Context) {
+        self.ended.bury(release.0);
+        self.place.post(&self.place.children.batcher, release);
+    }
+}
+
+impl Handler<ExecutorReplaced> for Decode {
+    type Result = ();
+
+    fn handle(&mut self, message: ExecutorReplaced, _: &mut Self::Context) {
+        self.executor = message.executor;
+        self.epoch = message.epoch;
+        // A step that was never answered belongs to the old life; its requests go on from their tokens.
+        let stranded = std::mem::take(&mut self.running);
+        let outcome = self.retry(stranded, &ExecutorError::Lost("no answer".into()));
+        self.send_on(outcome);
+        self.place.post(&self.place.children.batcher, Ready { deferred: Vec::new() });
+        self.say();
+    }
+}
+
+impl Handler<Stop> for Decode {
+    type Result = ();
+
+    fn handle(&mut self, _: Stop, ctx: &mut Self::Context) {
+        ctx.stop();
+    }
+}

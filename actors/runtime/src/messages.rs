@@ -1,0 +1,165 @@
+//! Every message, in the order a token meets them. The state of a request is the payload of the message that moves
+//! it; replies come as messages tagged with an epoch, so results from a previous life of a child are dropped.
+
+use actix::prelude::*;
+use std::time::Duration;
+use tokenrouter_core::executor::{ExecutorError, Step, StepOutput};
+use tokenrouter_core::ids::RequestId;
+use tokenrouter_core::job::{Event, Failure, Job, Refusal};
+use tokenrouter_core::peer::{Envelope, PeerFrame, PeerReq};
+use tokenrouter_core::request::{Committed, Pending, Queued};
+use tokio::sync::mpsc;
+
+/// Counts lives: of a subserver's children, or of its executor.
+pub type Epoch = u64;
+
+/// HTTP -> Client: a job and where its events go.
+#[derive(Debug, Message)]
+#[rtype(result = "Result<Ticket, Refusal>")]
+pub struct Submit {
+    /// Assigned by the runtime.
+    pub id: RequestId,
+    /// What to do.
+    pub job: Job,
+}
+
+/// An accepted job. Dropping `events` aborts it.
+#[derive(Debug)]
+pub struct Ticket {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// What happens, ending in `Finished` or `Failed`.
+    pub events: mpsc::Receiver<Event>,
+}
+
+/// Client -> InterModel: this many routed requests of this Client are live.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct OwnLive(pub u32);
+
+/// Client, Decode, InterModel -> Batcher: these wait for a batch.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Enqueue(pub Vec<Queued>);
+
+/// InterModel -> Batcher: this many routed requests are live anywhere.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct LiveNow(pub u32);
+
+/// Batcher -> Decode: start with these.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct RunBatch(pub Vec<Queued>);
+
+/// Decode -> executor: one forward pass.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct RunStep {
+    /// Life of the executor that is asked.
+    pub epoch: Epoch,
+    /// What to do.
+    pub step: Step,
+    /// Who wants the answer.
+    pub reply: Recipient<Stepped>,
+}
+
+/// Executor -> Decode: the answer.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Stepped {
+    /// Life of the executor that was asked.
+    pub epoch: Epoch,
+    /// The answer, or why there is none.
+    pub result: Result<StepOutput, ExecutorError>,
+    /// Time the executor took.
+    pub took: Duration,
+}
+
+/// Decode -> Batcher: the credit. A step is over, or none could be made of the batch.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Ready {
+    /// Short of memory or budget; to be offered again when something changed.
+    pub deferred: Vec<Queued>,
+}
+
+/// Decode, InterModel -> Client: committed tokens.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Emit(pub Vec<Committed>);
+
+/// Decode, InterModel -> Client: this request cannot go on.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Lost(pub RequestId, pub Failure);
+
+/// Decode -> InterModel: control goes to a peer; the state stays here.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Depart {
+    /// What is kept.
+    pub pending: Pending,
+    /// What the peer gets.
+    pub request: Box<PeerReq>,
+}
+
+/// Decode, InterModel -> InterModel -> peer: something for the Client of another subserver.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Forward {
+    /// Index of the subserver.
+    pub to: tokenrouter_core::ids::ModelIdx,
+    /// What to say there.
+    pub frame: PeerFrame,
+}
+
+/// Link -> Subserver -> InterModel: a frame from a peer.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Frame(pub Envelope);
+
+/// Client -> InterModel -> Decode -> Batcher (and all peers): the request has ended; drop what is held for it.
+#[derive(Clone, Copy, Debug, Message)]
+#[rtype(result = "()")]
+pub struct Release(pub RequestId);
+
+/// Decode -> Subserver: the executor of this life is lost.
+#[derive(Clone, Debug, Message)]
+#[rtype(result = "()")]
+pub struct ExecutorLost {
+    /// Life of the executor.
+    pub epoch: Epoch,
+    /// What happened.
+    pub reason: String,
+}
+
+/// Subserver -> Decode: go on with this executor; memory is empty.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct ExecutorReplaced {
+    /// The new executor.
+    pub executor: Recipient<RunStep>,
+    /// Life of the executor from now on.
+    pub epoch: Epoch,
+}
+
+/// A dying child -> Subserver.
+#[derive(Clone, Debug, Message)]
+#[rtype(result = "()")]
+pub struct ChildDown {
+    /// Which.
+    pub role: crate::board::Role,
+    /// Which life.
+    pub life: Epoch,
+}
+
+/// Subserver -> children: end; open requests are failed.
+#[derive(Clone, Copy, Debug, Message)]
+#[rtype(result = "()")]
+pub enum Stop {
+    /// The server stops.
+    Shutdown,
+    /// New children take over.
+    Rebuild,
+}

@@ -1,0 +1,303 @@
+//! Subserver: one model's supervisor. Owner: its five children, the page pool and their lives. Invariant: its address
+//! stays the same for ever; a dead child means new children, a dead executor means a new executor and empty memory.
+
+use crate::batcher::Batcher;
+use crate::board::{Board, Role, Snapshot, SubserverSnapshot};
+use crate::client::Client;
+use crate::clock::Clock;
+use crate::decode::Decode;
+use crate::inter_model::InterModel;
+use crate::link::Link;
+use crate::link::local::{Directory, Local};
+use crate::messages::{ChildDown, Epoch, ExecutorLost, ExecutorReplaced, Forward, Frame, Lost, Stop, Submit, Ticket};
+use crate::runtime::Server;
+use actix::prelude::*;
+use std::sync::Arc;
+use tokenrouter_core::executor::ExecutorLimits;
+use tokenrouter_core::ids::{ModelIdx, RequestId};
+use tokenrouter_core::job::{Failure, Refusal};
+use tokenrouter_core::kv::KvPool;
+use tokenrouter_core::peer::PeerFrame;
+use tracing::{error, warn};
+
+/// Messages a mailbox takes beyond what the live requests can cause.
+const MAILBOX_SLACK: usize = 256;
+
+/// Messages about one request that can be on their way to one actor.
+const MESSAGES_PER_REQUEST: usize = 8;
+
+/// The first life of a subserver's children.
+const FIRST_LIFE: Epoch = 1;
+
+/// The siblings of a child.
+#[derive(Clone, Debug)]
+pub struct Children {
+    /// Streams.
+    pub client: Addr<Client>,
+    /// What waits.
+    pub batcher: Addr<Batcher>,
+    /// What runs.
+    pub decode: Addr<Decode>,
+    /// What is away.
+    pub inter_model: Addr<InterModel>,
+}
+
+/// Where a child stands: what it shares with its siblings.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The model.
+    pub me: ModelIdx,
+    /// Which life of the children.
+    pub life: Epoch,
+    /// The whole server.
+    pub server: Arc<Server>,
+    /// Pages of this model.
+    pub pool: KvPool,
+    /// The time.
+    pub clock: Clock,
+    /// Where snapshots go.
+    pub board: Board,
+    /// The supervisor.
+    pub subserver: Addr<Subserver>,
+    /// The siblings.
+    pub children: Children,
+}
+
+impl Place {
+    /// Name of the model.
+    pub fn name(&self) -> &str {
+        self.server.name(self.me)
+    }
+
+    /// What its device can do.
+    pub fn limits(&self) -> &ExecutorLimits {
+        &self.server.models[self.me.index()].limits
+    }
+
+    /// Messages a child's mailbox takes. More cannot be on their way, so a full mailbox is a fault.
+    pub fn mailbox(&self) -> usize {
+        self.server.live_max as usize * MESSAGES_PER_REQUEST + MAILBOX_SLACK
+    }
+
+    /// Whether an earlier life ended.
+    pub fn is_reborn(&self) -> bool {
+        self.life > FIRST_LIFE
+    }
+
+    /// Sends to a sibling. A message that cannot be delivered carries state that would be lost, so the children are
+    /// rebuilt and their requests failed; a closed mailbox means that this is under way already.
+    pub fn post<A, M>(&self, to: &Addr<A>, message: M)
+    where
+        A: Actor<Context = Context<A>> + Handler<M>,
+        M: Message<Result = ()> + Send + 'static,
+    {
+        if let Err(SendError::Full(_)) = to.try_send(message) {
+            error!(model = self.name(), to = std::any::type_name::<A>(), "mailbox full");
+            self.down(Role::Subserver);
+        }
+    }
+
+    /// Tells the home of a request that it cannot go on.
+    pub fn tell_lost(&self, home: ModelIdx, id: RequestId, failure: Failure) {
+        if home == self.me {
+            self.post(&self.children.client, Lost(id, failure));
+        } else {
+            let frame = PeerFrame::Failed(id, failure);
+            self.post(&self.children.inter_model, Forward { to: home, frame });
+        }
+    }
+
+    /// A child is gone, or must be taken for gone.
+    #[allow(clippy::disallowed_methods, reason = "the last word of a dying actor must not fail on a full mailbox")]
+    pub fn down(&self, role: Role) {
+        self.subserver.do_send(ChildDown { role, life: self.life });
+    }
+}
+
+/// The actor.
+#[derive(Debug)]
+pub struct Subserver {
+    me: ModelIdx,
+    server: Arc<Server>,
+    directory: Directory,
+    clock: Clock,
+    board: Board,
+    pool: KvPool,
+    /// Of the children.
+    life: Epoch,
+    /// Of the executor.
+    epoch: Epoch,
+    children: Option<Children>,
+    said: SubserverSnapshot,
+}
+
+impl Subserver {
+    /// The supervisor of model `me`; children come to life when it is started.
+    pub fn new(me: ModelIdx, shared: Shared) -> Self {
+        let Shared { server, directory, clock, board, pool } = shared;
+        let said = SubserverSnapshot::default();
+        Subserver {
+            me,
+            server,
+            directory,
+            clock,
+            board,
+            pool,
+            life: FIRST_LIFE,
+            epoch: FIRST_LIFE,
+            children: None,
+            said,
+        }
+    }
+
+    fn spawn_children(&mut self, ctx: &Context<Self>) {
+        let contexts = (Context::new(), Context::new(), Context::new(), Context::new());
+        let (client, batcher, decode, inter_model) = &contexts;
+        let children = Children {
+            client: client.address(),
+            batcher: batcher.address(),
+            decode: decode.address(),
+            inter_model: inter_model.address(),
+        };
+        let place = Place {
+            me: self.me,
+            life: self.life,
+            server: Arc::clone(&self.server),
+            pool: self.pool.clone(),
+            clock: self.clock,
+            board: self.board.clone(),
+            subserver: ctx.address(),
+            children: children.clone(),
+        };
+        let executor = self.server.models[self.me.index()].executor.start();
+        let policy = self.server.policy();
+        contexts.0.run(Client::new(place.clone()));
+        contexts.1.run(Batcher::new(place.clone(), policy));
+        contexts.2.run(Decode::new(place.clone(), executor, self.epoch));
+        contexts.3.run(InterModel::new(place, self.links()));
+        self.children = Some(children);
+    }
+
+    fn links(&self) -> Vec<Option<Box<dyn Link>>> {
+        let reach = |index: usize| -> Option<Box<dyn Link>> {
+            let to = ModelIdx(index as u8);
+            (to != self.me).then(|| Box::new(Local { directory: Arc::clone(&self.directory), to }) as Box<dyn Link>)
+        };
+        (0..self.server.models.len()).map(reach).collect()
+    }
+
+    fn stop_children(&mut self, why: Stop) {
+        if let Some(old) = self.children.take() {
+            // A closed mailbox is a child that is down already. Client first: it fails its streams through the others.
+            let told = [
+                old.client.try_send(why).is_ok(),
+                old.inter_model.try_send(why).is_ok(),
+                old.decode.try_send(why).is_ok(),
+                old.batcher.try_send(why).is_ok(),
+            ];
+            tracing::debug!(model = self.server.name(self.me), ?told, "children stopped");
+        }
+    }
+
+    fn say(&self) {
+        self.board.post(self.me, Role::Subserver, Snapshot::Subserver(self.said.clone()));
+    }
+}
+
+/// What a subserver shares with the others.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// The whole server.
+    pub server: Arc<Server>,
+    /// Addresses of all subservers.
+    pub directory: Directory,
+    /// The time.
+    pub clock: Clock,
+    /// Where snapshots go.
+    pub board: Board,
+    /// Pages of this model.
+    pub pool: KvPool,
+}
+
+impl Actor for Subserver {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(self.server.live_max as usize * MESSAGES_PER_REQUEST + MAILBOX_SLACK);
+        self.spawn_children(ctx);
+        self.say();
+    }
+}
+
+impl Handler<Submit> for Subserver {
+    type Result = ResponseFuture<Result<Ticket, Refusal>>;
+
+    fn handle(&mut self, message: Submit, _: &mut Self::Context) -> Self::Result {
+        let client = self.children.as_ref().map(|children| children.client.clone());
+        let name = self.server.name(self.me).to_owned();
+        Box::pin(async move {
+            let rebuilding = || Refusal::Unavailable(format!("the actors of model {name} are being rebuilt"));
+            let client = client.ok_or_else(rebuilding)?;
+            client.send(message).await.unwrap_or_else(|_| Err(rebuilding()))
+        })
+    }
+}
+
+impl Handler<Frame> for Subserver {
+    type Result = ();
+
+    fn handle(&mut self, message: Frame, _: &mut Self::Context) {
+        let Some(children) = &self.children else { return };
+        if let Err(error) = children.inter_model.try_send(message) {
+            warn!(model = self.server.name(self.me), %error, "a peer's frame was not taken");
+        }
+    }
+}
+
+impl Handler<ExecutorLost> for Subserver {
+    type Result = ();
+
+    /// A new executor with empty memory; requests keep their tokens and are prefilled again.
+    fn handle(&mut self, message: ExecutorLost, _: &mut Self::Context) {
+        let Some(children) = self.children.as_ref().filter(|_| message.epoch == self.epoch) else { return };
+        self.epoch += 1;
+        self.pool.revoke_all();
+        self.said.executor_restarts += 1;
+        self.said.last_error = Some(message.reason);
+        let executor = self.server.models[self.me.index()].executor.start();
+        let replaced = ExecutorReplaced { executor, epoch: self.epoch };
+        if let Err(error) = children.decode.try_send(replaced) {
+            warn!(model = self.server.name(self.me), %error, "no Decode for the new executor");
+        }
+        self.say();
+    }
+}
+
+impl Handler<ChildDown> for Subserver {
+    type Result = ();
+
+    /// A child is gone and with it whatever it owned: all control actors start again, their requests are failed.
+    fn handle(&mut self, message: ChildDown, ctx: &mut Self::Context) {
+        if self.children.is_none() || message.life != self.life {
+            return;
+        }
+        error!(model = self.server.name(self.me), role = ?message.role, "child down; rebuilding");
+        self.life += 1;
+        self.epoch += 1;
+        self.stop_children(Stop::Rebuild);
+        self.pool.revoke_all();
+        self.said.children_restarts += 1;
+        self.said.last_error = Some(format!("{:?} went down", message.role));
+        self.spawn_children(ctx);
+        self.say();
+    }
+}
+
+impl Handler<Stop> for Subserver {
+    type Result = ();
+
+    fn handle(&mut self, why: Stop, ctx: &mut Self::Context) {
+        self.stop_children(why);
+        ctx.stop();
+    }
+}

@@ -1,0 +1,141 @@
+//! The choices of one HTTP request while they are generated. Owner: the handler, then the response body. Invariant: every
+//! choice yields exactly one `Finished` or `Failed`; dropping the value aborts all of them.
+
+use super::engine::{Accepted, Engine};
+use super::metrics::{RequestMeter, Watch};
+use futures_util::future::join_all;
+use futures_util::stream::{SelectAll, Stream, StreamExt};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokenrouter_core::job::{Event, Failure, FinishReason, Job, Refusal, TokenReport, Usage};
+use tokio::sync::mpsc::Receiver;
+
+/// Running choices, merged into one stream of events tagged with the choice's index.
+pub struct Choices {
+    streams: SelectAll<Choice>,
+    first: Option<(usize, Event)>,
+    prompt_tokens: Vec<u32>,
+}
+
+/// A choice that ended well.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Its text.
+    pub text: String,
+    /// The tokens behind it.
+    pub tokens: Vec<TokenReport>,
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// What it consumed and made.
+    pub usage: Usage,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// A job was not accepted.
+    Refused(Refusal),
+    /// A job failed later.
+    Failed(Failure),
+}
+
+impl Choices {
+    /// Submits all jobs at once and waits for the first sign of life, so that whatever goes wrong before the first token
+    /// can still become an HTTP status.
+    ///
+    /// # Errors
+    /// The first refusal or failure; the other jobs are aborted.
+    pub async fn start(engine: &dyn Engine, jobs: Vec<Job>, meter: &RequestMeter) -> Result<Self, Unanswered> {
+        let watches: Vec<Watch> = jobs.iter().map(|_| meter.watch()).collect();
+        let accepted = join_all(jobs.into_iter().map(|job| engine.submit(job))).await;
+        let mut streams = SelectAll::new();
+        let mut prompt_tokens = Vec::new();
+        let mut refused = None;
+        for (index, (reply, mut watch)) in accepted.into_iter().zip(watches).enumerate() {
+            match reply {
+                Ok(Accepted { prompt_tokens: tokens, events, .. }) => {
+                    prompt_tokens.push(tokens);
+                    watch.accepted(tokens);
+                    streams.push(Choice { index, events, watch, ended: false });
+                }
+                Err(refusal) => {
+                    watch.refused();
+                    refused.get_or_insert(refusal);
+                }
+            }
+        }
+        if let Some(refusal) = refused {
+            return Err(Unanswered::Refused(refusal));
+        }
+        let mut choices = Choices { streams, first: None, prompt_tokens };
+        choices.first = choices.streams.next().await;
+        match choices.first.take() {
+            Some((_, Event::Failed(failure))) => Err(Unanswered::Failed(failure)),
+            first => Ok(Choices { first, ..choices }),
+        }
+    }
+
+    /// Tokens of the prompt of each choice.
+    pub fn prompt_tokens(&self) -> &[u32] {
+        &self.prompt_tokens
+    }
+
+    /// The next event and the index of its choice; `None` when all choices have ended.
+    pub async fn next(&mut self) -> Option<(usize, Event)> {
+        match self.first.take() {
+            Some(event) => Some(event),
+            None => self.streams.next().await,
+        }
+    }
+
+    /// Reads all choices to their end.
+    ///
+    /// # Errors
+    /// The first failure; the other choices are aborted.
+    pub async fn collect(mut self) -> Result<Vec<Outcome>, Failure> {
+        let mut running: Vec<(String, Vec<TokenReport>)> = vec![Default::default(); self.prompt_tokens.len()];
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; running.len()];
+        while let Some((index, event)) = self.next().await {
+            match event {
+                Event::Delta { text, tokens } => {
+                    running[index].0.push_str(&text);
+                    running[index].1.extend(tokens);
+                }
+                Event::Finished { reason, usage } => {
+                    let (text, tokens) = std::mem::take(&mut running[index]);
+                    outcomes[index] = Some(Outcome { text, tokens, reason, usage });
+                }
+                Event::Failed(failure) => return Err(failure),
+            }
+        }
+        let lost = || Failure::Internal("a choice ended without a result".to_owned());
+        outcomes.into_iter().map(|outcome| outcome.ok_or_else(lost)).collect()
+    }
+}
+
+/// One choice as a stream of its events.
+struct Choice {
+    index: usize,
+    events: Receiver<Event>,
+    watch: Watch,
+    ended: bool,
+}
+
+impl Stream for Choice {
+    type Item = (usize, Event);
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let event = match self.events.poll_recv(cx) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Some(event)) => event,
+            // The engine promises an ending; if it breaks the promise the client still gets one.
+            Poll::Ready(None) => Event::Failed(Failure::Internal("the engine dropped the request".to_owned())),
+        };
+        self.ended = !matches!(event, Event::Delta { .. });
+        self.watch.event(&event);
+        Poll::Ready(Some((self.index, event)))
+    }
+}

@@ -1,0 +1,100 @@
+//! What the two text routes have in common in how they answer: envelope, detail, whole and streamed choices. Owner: the
+//! route's handler. Invariant: whole and streamed answers are made from the same events, so their texts are equal.
+
+use super::choices::Outcome;
+use super::types::response::{Ending, Envelope};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokenrouter_core::job::TokenReport;
+use tokenrouter_core::text::TextCodec;
+
+/// How one route writes its choices.
+pub trait Dialect {
+    /// A whole choice.
+    type Whole: Serialize;
+    /// A choice in a chunk.
+    type Part: Serialize;
+    /// `object` of a whole answer.
+    const WHOLE: &'static str;
+    /// `object` of a chunk.
+    const CHUNK: &'static str;
+    /// What ids start with.
+    const ID_PREFIX: &'static str;
+
+    /// A whole choice.
+    fn whole(&mut self, index: usize, outcome: Outcome) -> Self::Whole;
+
+    /// What a choice's stream starts with, before anything was generated.
+    fn opening(&mut self, index: usize) -> Option<Self::Part>;
+
+    /// New text and tokens, or the end of a choice.
+    fn part(&mut self, piece: Piece) -> Self::Part;
+
+    /// Whether tokens without text are worth a chunk of their own.
+    fn carries_tokens(&self) -> bool;
+}
+
+/// What one chunk says of one choice.
+pub struct Piece {
+    /// Which choice.
+    pub index: usize,
+    /// Text to append; may be empty.
+    pub text: String,
+    /// Tokens committed since the last chunk.
+    pub tokens: Vec<TokenReport>,
+    /// Filled in the last chunk of the choice.
+    pub ending: Ending,
+}
+
+/// What is reported beside the text.
+#[derive(Clone)]
+pub struct Detail {
+    /// For bytes and names of tokens.
+    pub codec: Arc<dyn TextCodec>,
+    /// Names of the models by index.
+    pub model_names: Arc<[String]>,
+    /// Report log-probabilities.
+    pub logprobs: bool,
+    /// Report which model made each token.
+    pub token_models: bool,
+}
+
+impl Detail {
+    /// The `token_models` member.
+    pub fn makers(&self, tokens: &[TokenReport]) -> Option<Vec<String>> {
+        let name = |report: &TokenReport| match self.model_names.get(report.model.index()) {
+            Some(name) => name.clone(),
+            None => report.model.to_string(),
+        };
+        self.token_models.then(|| tokens.iter().map(name).collect())
+    }
+
+    /// Whether tokens without text are worth a chunk of their own.
+    pub fn carries_tokens(&self) -> bool {
+        self.logprobs || self.token_models
+    }
+}
+
+/// The members all chunks of an answer share.
+#[derive(Clone, Debug)]
+pub struct Head {
+    /// Id of the answer.
+    pub id: String,
+    created: u64,
+    model: String,
+}
+
+impl Head {
+    /// A new answer by the served model of this name.
+    pub fn new(id_prefix: &str, model: &str) -> Self {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Head { id: format!("{id_prefix}-{}", uuid::Uuid::new_v4().simple()), created, model: model.to_owned() }
+    }
+
+    /// An envelope around these choices.
+    pub fn envelope<C>(&self, object: &'static str, choices: Vec<C>) -> Envelope<C> {
+        let (id, model) = (self.id.clone(), self.model.clone());
+        Envelope { id, object, created: self.created, model, choices, usage: None }
+    }
+}

@@ -1,0 +1,190 @@
+//! The OpenAI API over HTTP/1.1: routes, limits, errors. Owner: one `App` shared by all workers of a server. Invariant:
+//! only this folder knows HTTP, and it knows nothing of actors and models: it turns requests into jobs and events into
+//! answers.
+//!
+//! Half-closed connections: a client that shuts down its sending side is taken for gone and its request is aborted. It
+//! looks the same as a client that closed, and a closed client must free its memory within one step.
+
+mod answer;
+mod body;
+mod chat;
+mod choices;
+mod completions;
+mod dialect;
+pub mod engine;
+pub mod errors;
+mod health;
+pub mod metrics;
+mod models;
+mod observe;
+mod sse;
+#[cfg(test)]
+mod testing;
+pub mod types;
+
+use actix_web::dev::Server;
+use actix_web::{HttpRequest, HttpServer, middleware, web};
+use dialect::Detail;
+use engine::Engine;
+use errors::ApiError;
+use metrics::Metrics;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokenrouter_core::job::{Prompt, Target};
+use tokenrouter_core::text::TextCodec;
+use types::chat::Message;
+use types::generation::SamplingDefaults;
+
+/// How long a connection may take to close; then it is cut.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Writes a conversation as a prompt.
+pub trait ChatTemplate: Send + Sync {
+    /// The prompt for the assistant's next turn, with the tokens of `messages`' contents being ordinary text only.
+    ///
+    /// # Errors
+    /// What the template says against this conversation; it is shown to the client.
+    fn prompt(&self, messages: &[Message]) -> Result<Prompt, String>;
+}
+
+/// A name clients can ask for.
+#[derive(Clone)]
+pub struct Served {
+    /// The name.
+    pub id: String,
+    /// Who generates under it.
+    pub target: Target,
+    /// Longest prompt plus answer, in tokens.
+    pub context_len: u32,
+    /// What its model does where a request is silent.
+    pub defaults: SamplingDefaults,
+    /// Its chat template; `None` refuses chat.
+    pub chat: Option<Arc<dyn ChatTemplate>>,
+}
+
+/// Sizes of what a client may send.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of a request body.
+    pub body_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { body_bytes: 8 << 20 }
+    }
+}
+
+/// What a server is made of.
+pub struct Parts {
+    /// Who generates.
+    pub engine: Arc<dyn Engine>,
+    /// The vocabulary shared by all models.
+    pub codec: Arc<dyn TextCodec>,
+    /// The served names: the routed one first, then each model.
+    pub served: Vec<Served>,
+    /// Names of the models by index.
+    pub model_names: Vec<String>,
+    /// Sizes of what a client may send.
+    pub limits: Limits,
+}
+
+/// What all requests of a server share.
+pub struct App {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) codec: Arc<dyn TextCodec>,
+    pub(crate) served: Vec<Served>,
+    pub(crate) model_names: Arc<[String]>,
+    pub(crate) limits: Limits,
+    pub(crate) metrics: Metrics,
+    pub(crate) started_unix: u64,
+}
+
+impl App {
+    /// Puts a server together.
+    ///
+    /// # Errors
+    /// When a metric could not be registered.
+    pub fn new(parts: Parts) -> prometheus::Result<Self> {
+        let Parts { engine, codec, served, model_names, limits } = parts;
+        let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let metrics = Metrics::new()?;
+        Ok(App { engine, codec, served, model_names: model_names.into(), limits, metrics, started_unix })
+    }
+
+    /// What is counted at the HTTP side, and where other parts may register more.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    fn served(&self, name: &str) -> Result<&Served, ApiError> {
+        let found = self.served.iter().find(|served| served.id == name);
+        found.ok_or_else(|| {
+            let valid: Vec<&str> = self.served.iter().map(|served| served.id.as_str()).collect();
+            ApiError::unknown_model(&name.chars().take(128).collect::<String>(), &valid)
+        })
+    }
+
+    fn detail(&self, logprobs: bool, token_models: bool) -> Detail {
+        let (codec, model_names) = (Arc::clone(&self.codec), Arc::clone(&self.model_names));
+        Detail { codec, model_names, logprobs, token_models }
+    }
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug)]
+pub struct Listen {
+    /// Addresses; port 0 takes a free port.
+    pub addresses: Vec<SocketAddr>,
+    /// Threads that serve connections.
+    pub workers: usize,
+}
+
+/// A server ready to be awaited, and the addresses it listens at. It does not handle signals: whoever runs it drains the
+/// engine first and then stops it through its handle.
+///
+/// # Errors
+/// When an address cannot be bound.
+pub fn server(app: App, listen: &Listen) -> io::Result<(Server, Vec<SocketAddr>)> {
+    let app = web::Data::new(app);
+    let server = HttpServer::new(move || {
+        actix_web::App::new().app_data(app.clone()).wrap(middleware::from_fn(observe::observe)).configure(routes)
+    })
+    .workers(listen.workers.max(1))
+    .h1_allow_half_closed(false)
+    .client_disconnect_timeout(DISCONNECT_TIMEOUT)
+    .disable_signals()
+    .bind(listen.addresses.as_slice())?;
+    let bound = server.addrs();
+    Ok((server.run(), bound))
+}
+
+/// All routes.
+fn routes(config: &mut web::ServiceConfig) {
+    config
+        .service(
+            web::resource("/v1/chat/completions").route(web::post().to(chat::create)).default_service(only("POST")),
+        )
+        .service(
+            web::resource("/v1/completions").route(web::post().to(completions::create)).default_service(only("POST")),
+        )
+        .service(web::resource("/v1/models").route(web::get().to(models::list)).default_service(only("GET")))
+        .service(web::resource("/v1/models/{id:.+}").route(web::get().to(models::one)).default_service(only("GET")))
+        .service(web::resource("/health").route(web::get().to(health::health)).default_service(only("GET")))
+        .service(web::resource("/metrics").route(web::get().to(health::metrics)).default_service(only("GET")))
+        .default_service(web::to(|request: HttpRequest| async move {
+            Err::<&str, _>(ApiError::unknown_route(request.method().as_str(), request.path()))
+        }));
+}
+
+/// Answers every other method of a route.
+fn only(allow: &'static str) -> actix_web::Route {
+    web::to(move |request: HttpRequest| async move {
+        Err::<&str, _>(ApiError::wrong_method(request.method().as_str(), request.path(), allow))
+    })
+}
+
+#[cfg(test)]
+mod tests;

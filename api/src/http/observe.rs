@@ -1,0 +1,59 @@
+//! Around every request: its id, one log line, one count. Owner: the HTTP layer. Invariant: every response that a handler
+//! or a route makes carries `x-request-id`, the client's own if it sent a printable one.
+
+use super::App;
+use actix_web::body::MessageBody;
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::Method;
+use actix_web::http::header::{HeaderName, HeaderValue};
+use actix_web::middleware::Next;
+use actix_web::web;
+use std::time::Instant;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// The middleware.
+///
+/// # Errors
+/// Passes on what the service inside could not answer.
+pub async fn observe<B: MessageBody>(
+    request: ServiceRequest,
+    next: Next<B>,
+) -> Result<ServiceResponse<B>, actix_web::Error> {
+    let started = Instant::now();
+    let id = request_id(request.headers().get(REQUEST_ID));
+    let app = request.app_data::<web::Data<App>>().cloned();
+    let method = method_label(request.method());
+    let mut response = next.call(request).await?;
+    let status = response.status().as_u16();
+    let route = response.request().match_pattern().unwrap_or_else(|| "unknown".to_owned());
+    if let Some(app) = app {
+        app.metrics.http_request(method, &route, status);
+    }
+    let ms = started.elapsed().as_millis() as u64;
+    tracing::info!(request_id = id.to_str().unwrap_or_default(), method, route, status, ms, "http request");
+    response.headers_mut().insert(REQUEST_ID, id);
+    Ok(response)
+}
+
+/// The client's id if it is short and printable, else a new one.
+fn request_id(sent: Option<&HeaderValue>) -> HeaderValue {
+    let fine = |id: &&HeaderValue| !id.is_empty() && id.len() <= REQUEST_ID_BYTES_MAX && id.to_str().is_ok();
+    let made = || HeaderValue::from_str(&uuid::Uuid::new_v4().to_string());
+    // A UUID is always a legal header value; the fallback only spares an unwrap.
+    sent.filter(fine).cloned().unwrap_or_else(|| made().unwrap_or_else(|_| HeaderValue::from_static("none")))
+}
+
+/// Clients can invent methods; labels must stay few.
+fn method_label(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::POST => "POST",
+        Method::HEAD => "HEAD",
+        Method::OPTIONS => "OPTIONS",
+        Method::PUT => "PUT",
+        Method::DELETE => "DELETE",
+        _ => "other",
+    }
+}

@@ -1,0 +1,39 @@
+//! Floats as they are stored: weights and KV pages. 16 values are widened to f32 at a time.
+
+use super::Simd;
+
+/// A stored type of floats.
+pub(crate) trait Value {
+    /// Bytes per value.
+    const BYTES: usize;
+    /// The first 16 values.
+    fn load<S: Simd>(s: S, from: &[u8]) -> S::F;
+}
+
+pub(crate) struct F32;
+pub(crate) struct F16;
+pub(crate) struct BF16;
+
+impl Value for F32 {
+    const BYTES: usize = 4;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, from: &[u8]) -> S::F {
+        s.load_f32(&from.as_chunks().0[0])
+    }
+}
+
+impl Value for F16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, from: &[u8]) -> S::F {
+        s.load_f16(&from.as_chunks().0[0])
+    }
+}
+
+impl Value for BF16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, from: &[u8]) -> S::F {
+        s.load_bf16(&from.as_chunks().0[0])
+    }
+}

@@ -1,0 +1,348 @@
+//! The operations on the CPU, by the kernels crate. Owner: a runner owns a `Cpu`, which owns worker threads and scratch.
+//! Invariant: after the first step of a size, a step allocates nothing here; results do not depend on threads.
+
+use crate::batch::Batch;
+use crate::ops::{
+    Ask, Fault, GateUp, GatedRows, HeadNorms, KvShape, Linear, Norm, Ops, OpsError, Qkv, QkvRows, Reduced, Site,
+};
+use crate::weights::{Rope, RopeLayout, Tensor};
+use smallvec::SmallVec;
+use std::thread::ThreadId;
+use tokenrouter_core::ids::TokenId;
+use tokenrouter_kernels::attention::{self, Attend, KvCache, KvRows, Segment};
+use tokenrouter_kernels::matmul::{self, Matrix, QuantizedRows};
+use tokenrouter_kernels::norm::{self, RmsNorm};
+use tokenrouter_kernels::reduce::{self, BadLogits, Candidate, Reducer, RowStats};
+use tokenrouter_kernels::rope::{self, RopeRows, RopeTable};
+use tokenrouter_kernels::{KernelError, Pool, PoolConfig, activation, quant, sys};
+
+/// Heads in KV memory are padded with zeros to a multiple of this, which attention kernels want; zeros change no result.
+const HEAD_ALIGNMENT: usize = 16;
+
+/// Threads of a CPU device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads, the caller of a step included; 0 = one per usable core.
+    pub threads: usize,
+    /// Cores they are pinned to; empty = the system places them.
+    pub cores: Vec<usize>,
+}
+
+/// A CPU device.
+#[derive(Debug)]
+pub struct Cpu {
+    pool: Pool,
+    codes: QuantizedRows,
+    cores: Vec<usize>,
+    pinned: Option<ThreadId>,
+    padded: Padded,
+    reducer: Reducer,
+    stats: Vec<Result<RowStats, BadLogits>>,
+    highest: Vec<Result<Candidate, BadLogits>>,
+    top: Vec<Candidate>,
+}
+
+/// Copies of q, k, v and the attention result with padded heads; empty for models whose heads need no padding.
+#[derive(Debug, Default)]
+struct Padded {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    out: Vec<f32>,
+}
+
+/// A rotation with its tables.
+#[derive(Debug)]
+pub struct CpuRope {
+    table: RopeTable,
+    layout: rope::RopeLayout,
+    head_dim: usize,
+}
+
+/// KV memory.
+#[derive(Debug)]
+pub struct CpuKv {
+    cache: KvCache,
+    heads: usize,
+    head_dim: usize,
+}
+
+/// Activation rows in memory.
+#[derive(Debug)]
+pub struct CpuRows {
+    data: Vec<f32>,
+    width: usize,
+    rows: usize,
+}
+
+impl CpuRows {
+    /// The rows it holds now, one after another.
+    pub fn values(&self) -> &[f32] {
+        &self.data[..self.rows * self.width]
+    }
+
+    fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.data[..self.rows * self.width]
+    }
+
+    /// Takes another number of rows and hands them out for writing.
+    fn resize(&mut self, rows: usize) -> &mut [f32] {
+        self.rows = rows;
+        self.values_mut()
+    }
+}
+
+impl Cpu {
+    /// Starts the worker threads.
+    ///
+    /// # Errors
+    /// [`OpsError::Device`] for cores this process may not use and for refused threads.
+    pub fn new(options: &CpuOptions) -> Result<Self, OpsError> {
+        let config = PoolConfig { threads: options.threads, cores: options.cores.clone(), isa: None };
+        let pool = Pool::new(&config)?;
+        let cores = options.cores.clone();
+        Ok(Cpu {
+            pool,
+            cores,
+            codes: QuantizedRows::default(),
+            pinned: None,
+            padded: Padded::default(),
+            reducer: Reducer::default(),
+            stats: Vec::new(),
+            highest: Vec::new(),
+            top: Vec::new(),
+        })
+    }
+}
+
+impl Cpu {
+    /// Multiplies `x` with up to three matrices in one job.
+    fn products<const N: usize>(&mut self, x: &CpuRows, products: [(&Matrix, Option<&Vec<f32>>, &mut CpuRows); N]) {
+        let matrices: [&Matrix; N] = std::array::from_fn(|index| products[index].0);
+        let input = self.codes.input(&self.pool, x.values(), &matrices);
+        let mut products = products.map(|(matrix, bias, out)| matmul::Linear {
+            matrix,
+            bias: bias.map(Vec::as_slice),
+            y: out.resize(x.rows),
+        });
+        matmul::linear(&self.pool, &input, &mut products);
+    }
+
+    /// Rows of logits that all ask the same are one call; here each row is, so that rows may ask different things.
+    fn reduce_row(&mut self, row: &[f32], ask: &Ask) -> Result<Reduced, Fault> {
+        let mut reduced = Reduced::default();
+        if ask.distribution {
+            self.reducer.stats(&self.pool, (row, row.len()), &mut self.stats);
+            let stats = self.stats[0]?;
+            reduced = Reduced { log_sum_exp: stats.logsumexp, entropy: stats.entropy, ..reduced };
+            reduced.argmax = stats.argmax;
+        }
+        let real = ask.real_vocab.clamp(1, row.len());
+        if !ask.distribution || reduced.argmax as usize >= real {
+            self.reducer.argmax(&self.pool, (&row[..real], real), &mut self.highest);
+            reduced.argmax = self.highest[0]?.id;
+        }
+        if ask.top_k > 0 {
+            reduce::top_k(&self.pool, row, ask.top_k, &mut self.top);
+            reduced.top = self.top.iter().map(|candidate| (candidate.id, candidate.logit)).collect();
+        }
+        Ok(reduced)
+    }
+}
+
+impl From<BadLogits> for Fault {
+    fn from(bad: BadLogits) -> Fault {
+        match bad {
+            BadLogits::NotFinite => Fault::NotFinite,
+            BadLogits::Empty => Fault::Empty,
+        }
+    }
+}
+
+fn kernel_norm(norm: &Norm<Vec<f32>>) -> RmsNorm<'_> {
+    RmsNorm { weight: &norm.weight, eps: norm.eps }
+}
+
+fn segments(batch: &Batch) -> SmallVec<[Segment<'_>; 16]> {
+    let segment = |span: &crate::batch::Span| Segment {
+        rows: span.len as usize,
+        position: span.start as usize,
+        pages: span.table(batch),
+    };
+    batch.spans.iter().map(segment).collect()
+}
+
+fn kernel_shape(shape: &KvShape, pages: u32) -> attention::KvShape {
+    attention::KvShape {
+        layers: shape.layers,
+        pages: pages as usize,
+        kv_heads: shape.kv_heads,
+        head_dim: shape.head_dim.next_multiple_of(HEAD_ALIGNMENT),
+        format: shape.format,
+    }
+}
+
+/// Copies heads of `width` values to heads of `padded` values, zeros behind; nothing to do when they are equal.
+fn pad<'a>(values: &'a [f32], (width, padded): (usize, usize), scratch: &'a mut Vec<f32>) -> &'a [f32] {
+    if width == padded {
+        return values;
+    }
+    scratch.clear();
+    scratch.resize(values.len() / width * padded, 0.0);
+    for (from, to) in values.chunks_exact(width).zip(scratch.chunks_exact_mut(padded)) {
+        to[..width].copy_from_slice(from);
+    }
+    scratch
+}
+
+impl Ops for Cpu {
+    type Matrix = Matrix;
+    type Vector = Vec<f32>;
+    type Rope = CpuRope;
+    type Rows = CpuRows;
+    type Kv = CpuKv;
+
+    fn matrix(&mut self, tensor: Tensor) -> Result<Matrix, OpsError> {
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        let fault = |reason| OpsError::Tensor { tensor: tensor.name.clone(), reason };
+        let mut matrix = Matrix::new(tensor.format, rows, cols, tensor.bytes.clone()).map_err(fault)?;
+        matrix.prepare(&self.pool).map_err(fault)?;
+        Ok(matrix)
+    }
+
+    fn vector(&mut self, tensor: Tensor) -> Result<Vec<f32>, OpsError> {
+        let mut values = vec![0.0; tensor.cols()];
+        quant::dequantize_row(tensor.format, tensor.bytes.as_slice(), &mut values)
+            .map_err(|reason| OpsError::Tensor { tensor: tensor.name.clone(), reason })?;
+        Ok(values)
+    }
+
+    fn rope(&mut self, rope: &Rope, head_dim: usize, positions: usize) -> Result<CpuRope, OpsError> {
+        let frequencies = rope.frequencies();
+        let table = RopeTable::new(&frequencies.inverse, positions, frequencies.scale)?;
+        let layout = match rope.layout {
+            RopeLayout::HalfSplit => rope::RopeLayout::Halves,
+            RopeLayout::Interleaved => rope::RopeLayout::Interleaved,
+        };
+        Ok(CpuRope { table, layout, head_dim })
+    }
+
+    fn rows(&mut self, rows_max: usize, width: usize) -> Result<CpuRows, OpsError> {
+        let len = rows_max.saturating_mul(width);
+        let mut data = Vec::new();
+        let refused = |_| KernelError::Memory { what: "activations", bytes: len.saturating_mul(size_of::<f32>()) };
+        data.try_reserve_exact(len).map_err(refused)?;
+        data.resize(len, 0.0);
+        Ok(CpuRows { data, width, rows: 0 })
+    }
+
+    fn kv_page_bytes(shape: &KvShape) -> Result<u64, OpsError> {
+        Ok(kernel_shape(shape, 1).page_bytes()? as u64)
+    }
+
+    fn kv(&mut self, shape: &KvShape, pages: u32) -> Result<CpuKv, OpsError> {
+        let cache = KvCache::new(kernel_shape(shape, pages))?;
+        Ok(CpuKv { cache, heads: shape.heads, head_dim: shape.head_dim })
+    }
+
+    fn begin(&mut self) {
+        let thread = std::thread::current().id();
+        if let (Some(&core), true) = (self.cores.first(), self.pinned != Some(thread)) {
+            if let Err(error) = sys::pin_current_thread(&[core]) {
+                tracing::warn!(%error, "the executor thread stays where the system puts it");
+            }
+            self.pinned = Some(thread);
+        }
+    }
+
+    fn embed(&mut self, table: &Matrix, tokens: &[TokenId], out: &mut CpuRows) {
+        let width = out.width;
+        for (&token, row) in tokens.iter().zip(out.resize(tokens.len()).chunks_exact_mut(width)) {
+            table.row(token as usize, row);
+        }
+    }
+
+    fn rms_norm(&mut self, x: &CpuRows, norm: &Norm<Vec<f32>>, out: &mut CpuRows) {
+        norm::rms_norm(&self.pool, kernel_norm(norm), x.values(), out.resize(x.rows));
+    }
+
+    fn add_rms_norm(&mut self, sum: &mut CpuRows, delta: &CpuRows, norm: &Norm<Vec<f32>>, out: &mut CpuRows) {
+        let out = out.resize(sum.rows);
+        norm::add_rms_norm(&self.pool, kernel_norm(norm), (sum.values_mut(), delta.values()), out);
+    }
+
+    fn linear(&mut self, x: &CpuRows, linear: &Linear<Matrix, Vec<f32>>, out: &mut CpuRows) {
+        self.products(x, [(&linear.weight, linear.bias.as_ref(), out)]);
+    }
+
+    fn multiply(&mut self, x: &CpuRows, matrix: &Matrix, out: &mut CpuRows) {
+        self.products(x, [(matrix, None, out)]);
+    }
+
+    fn qkv(&mut self, x: &CpuRows, qkv: &Qkv<Matrix, Vec<f32>>, out: &mut QkvRows<CpuRows>) {
+        let Qkv { q, k, v } = qkv;
+        let (q_bias, k_bias, v_bias) = (q.bias.as_ref(), k.bias.as_ref(), v.bias.as_ref());
+        let (q, k, v) = (&q.weight, &k.weight, &v.weight);
+        self.products(x, [(q, q_bias, &mut out.q), (k, k_bias, &mut out.k), (v, v_bias, &mut out.v)]);
+    }
+
+    fn rotate_and_store(&mut self, site: &Site<'_, Self>, rows: &mut QkvRows<CpuRows>, kv: &mut CpuKv) {
+        if let Some(HeadNorms { q, k }) = site.head_norms {
+            norm::rms_norm_in_place(&self.pool, kernel_norm(q), rows.q.values_mut());
+            norm::rms_norm_in_place(&self.pool, kernel_norm(k), rows.k.values_mut());
+        }
+        let (head_dim, positions) = (site.rope.head_dim, &site.batch.positions[..]);
+        for x in [rows.q.values_mut(), rows.k.values_mut()] {
+            rope::rope(&self.pool, &site.rope.table, site.rope.layout, RopeRows { x, head_dim, positions });
+        }
+        let widths = (head_dim, kv.cache.shape().head_dim);
+        let k = pad(rows.k.values(), widths, &mut self.padded.k);
+        let v = pad(rows.v.values(), widths, &mut self.padded.v);
+        let new = KvRows { layer: site.layer, k, v, segments: &segments(site.batch) };
+        attention::write_kv(&self.pool, &mut kv.cache, new);
+    }
+
+    fn attend(&mut self, site: &Site<'_, Self>, q: &CpuRows, kv: &CpuKv, out: &mut CpuRows) {
+        let (width, padded) = (kv.head_dim, kv.cache.shape().head_dim);
+        let out = out.resize(q.rows);
+        let q = pad(q.values(), (width, padded), &mut self.padded.q);
+        let segments = &segments(site.batch)[..];
+        let (layer, heads, scale) = (site.layer, kv.heads, 1.0 / (width as f32).sqrt());
+        if width == padded {
+            attention::attend(&self.pool, &kv.cache, Attend { layer, heads, scale, q, segments, out });
+            return;
+        }
+        let wide = &mut self.padded.out;
+        wide.resize(q.len(), 0.0);
+        attention::attend(&self.pool, &kv.cache, Attend { layer, heads, scale, q, segments, out: wide });
+        for (from, to) in wide.chunks_exact(padded).zip(out.chunks_exact_mut(width)) {
+            to.copy_from_slice(&from[..width]);
+        }
+    }
+
+    fn gate_up(&mut self, x: &CpuRows, pair: &GateUp<Matrix, Vec<f32>>, out: &mut GatedRows<CpuRows>) {
+        let GateUp { gate, up } = pair;
+        let (gate_bias, up_bias) = (gate.bias.as_ref(), up.bias.as_ref());
+        self.products(x, [(&gate.weight, gate_bias, &mut out.gate), (&up.weight, up_bias, &mut out.up)]);
+        activation::silu_mul(&self.pool, out.gate.values_mut(), out.up.values());
+    }
+
+    fn select(&mut self, x: &CpuRows, rows: &[u32], out: &mut CpuRows) {
+        let width = x.width;
+        for (&row, to) in rows.iter().zip(out.resize(rows.len()).chunks_exact_mut(width)) {
+            to.copy_from_slice(&x.values()[row as usize * width..][..width]);
+        }
+    }
+
+    fn reduce(&mut self, logits: &CpuRows, asks: &[Ask], out: &mut Vec<Result<Reduced, Fault>>) {
+        out.clear();
+        for (row, ask) in logits.values().chunks_exact(logits.width).zip(asks) {
+            let reduced = self.reduce_row(row, ask);
+            out.push(reduced);
+        }
+    }
+
+    fn row<'a>(&'a mut self, rows: &'a CpuRows, index: usize) -> &'a [f32] {
+        &rows.values()[index * rows.width..][..rows.width]
+    }
+}

@@ -1,0 +1,252 @@
+//! The operations a decoder is made of, fused as devices like them. Owner: one runner owns one `Ops`, which owns scratch
+//! memory, threads or streams. Invariant: every operation treats rows independently and reduces in a fixed order, so a
+//! row of the result does not depend on the other rows of the batch, their number, or the number of threads.
+
+use crate::batch::Batch;
+use crate::weights::{Rope, Tensor};
+use tokenrouter_core::ids::TokenId;
+use tokenrouter_kernels::KernelError;
+pub use tokenrouter_kernels::attention::KvFormat;
+
+/// Why a device could not take a weight or give memory.
+#[derive(Debug, thiserror::Error)]
+pub enum OpsError {
+    /// A weight that no kernel takes.
+    #[error("tensor {tensor}: {reason}")]
+    Tensor {
+        /// Neutral name of the tensor.
+        tensor: String,
+        /// What is wrong with it.
+        reason: KernelError,
+    },
+    /// Memory, threads or cores that the machine refuses.
+    #[error(transparent)]
+    Device(#[from] KernelError),
+}
+
+/// A root-mean-square norm: `x / sqrt(mean(x^2) + eps) * weight`.
+#[derive(Debug)]
+pub struct Norm<V> {
+    /// Weight, as wide as the rows (or heads) it normalises.
+    pub weight: V,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// `y = W x + b` with `W` of shape `[n_out, k_in]`.
+#[derive(Debug)]
+pub struct Linear<M, V> {
+    /// The matrix.
+    pub weight: M,
+    /// The bias `[n_out]`, where the architecture has one.
+    pub bias: Option<V>,
+}
+
+/// The three projections of an attention block, which share their input.
+#[derive(Debug)]
+pub struct Qkv<M, V> {
+    /// To `heads * head_dim`.
+    pub q: Linear<M, V>,
+    /// To `kv_heads * head_dim`.
+    pub k: Linear<M, V>,
+    /// To `kv_heads * head_dim`.
+    pub v: Linear<M, V>,
+}
+
+/// Queries, keys and values of a batch.
+#[derive(Debug)]
+pub struct QkvRows<R> {
+    /// `[tokens, heads * head_dim]`
+    pub q: R,
+    /// `[tokens, kv_heads * head_dim]`
+    pub k: R,
+    /// `[tokens, kv_heads * head_dim]`
+    pub v: R,
+}
+
+/// The two matrices of a gated MLP that share their input.
+#[derive(Debug)]
+pub struct GateUp<M, V> {
+    /// Goes through SiLU.
+    pub gate: Linear<M, V>,
+    /// Multiplied with it.
+    pub up: Linear<M, V>,
+}
+
+/// Intermediate rows of a gated MLP.
+#[derive(Debug)]
+pub struct GatedRows<R> {
+    /// Result `[tokens, ffn]`.
+    pub gate: R,
+    /// Scratch of the same shape; its contents are not defined afterwards.
+    pub up: R,
+}
+
+/// Norms of each head of q and k before the rotation (Qwen3).
+#[derive(Debug)]
+pub struct HeadNorms<V> {
+    /// `[head_dim]`
+    pub q: Norm<V>,
+    /// `[head_dim]`
+    pub k: Norm<V>,
+}
+
+/// Shape of the KV memory of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Decoder layers.
+    pub layers: usize,
+    /// Query heads, a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Storage of keys and values.
+    pub format: KvFormat,
+}
+
+/// Where an attention block stands in the model.
+#[derive(Debug)]
+pub struct Site<'a, O: Ops + ?Sized> {
+    /// Index of the layer.
+    pub layer: usize,
+    /// Positions, spans and page tables.
+    pub batch: &'a Batch,
+    /// Rotation of q and k.
+    pub rope: &'a O::Rope,
+    /// Norms of each head before the rotation.
+    pub head_norms: Option<&'a HeadNorms<O::Vector>>,
+}
+
+/// What is asked about one row of logits, besides its highest entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// Find the highest logit among the ids below this; at least 1.
+    pub real_vocab: usize,
+    /// Compute the entropy and the log of the sum of exponentials.
+    pub distribution: bool,
+    /// How many of the highest logits to list.
+    pub top_k: usize,
+}
+
+/// What a row of logits has to say; parts that were not asked for are empty.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reduced {
+    /// The highest logit of the real vocabulary, the lowest id among equals.
+    pub argmax: TokenId,
+    /// `ln sum exp(logit)` over the whole row.
+    pub log_sum_exp: f32,
+    /// `-sum p ln p` over the whole row, in nats.
+    pub entropy: f32,
+    /// The highest logits of the whole row with their ids, descending, ties by lower id.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+/// A row of logits that is no distribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// At least one entry is NaN or plus infinity.
+    #[error("contain nan or infinity; the weights are damaged or overflow")]
+    NotFinite,
+    /// No real token is left.
+    #[error("are all minus infinity; the weights are damaged")]
+    Empty,
+}
+
+/// A device as models see it. Rows buffers remember how many rows they hold: an operation that writes `out` gives it as
+/// many rows as its input has.
+pub trait Ops {
+    /// A weight matrix on the device, in its storage format.
+    type Matrix;
+    /// A weight vector on the device, f32.
+    type Vector;
+    /// Cosines and sines of all positions.
+    type Rope;
+    /// Activation rows on the device: up to `rows_max` rows of a fixed width, f32.
+    type Rows;
+    /// Paged keys and values of all layers.
+    type Kv;
+
+    /// Puts a matrix on the device.
+    ///
+    /// # Errors
+    /// [`OpsError`] when no kernel multiplies the tensor as it is stored.
+    fn matrix(&mut self, tensor: Tensor) -> Result<Self::Matrix, OpsError>;
+
+    /// Puts a vector on the device.
+    ///
+    /// # Errors
+    /// [`OpsError`] when the tensor cannot be read as numbers.
+    fn vector(&mut self, tensor: Tensor) -> Result<Self::Vector, OpsError>;
+
+    /// Prepares the rotation for positions `0..positions` of heads of this width.
+    ///
+    /// # Errors
+    /// [`OpsError`] when the tables cannot be made.
+    fn rope(&mut self, rope: &Rope, head_dim: usize, positions: usize) -> Result<Self::Rope, OpsError>;
+
+    /// Memory for activations.
+    ///
+    /// # Errors
+    /// [`OpsError`] when there is not enough memory.
+    fn rows(&mut self, rows_max: usize, width: usize) -> Result<Self::Rows, OpsError>;
+
+    /// Bytes of one page of KV memory in all layers.
+    ///
+    /// # Errors
+    /// [`OpsError`] for a shape that no kernel takes.
+    fn kv_page_bytes(shape: &KvShape) -> Result<u64, OpsError>;
+
+    /// KV memory of `pages` pages.
+    ///
+    /// # Errors
+    /// [`OpsError`] when there is not enough memory.
+    fn kv(&mut self, shape: &KvShape, pages: u32) -> Result<Self::Kv, OpsError>;
+
+    /// A step begins on the calling thread.
+    fn begin(&mut self);
+
+    /// `out[i] = table[tokens[i]]`
+    fn embed(&mut self, table: &Self::Matrix, tokens: &[TokenId], out: &mut Self::Rows);
+
+    /// `out = norm(x)`
+    fn rms_norm(&mut self, x: &Self::Rows, norm: &Norm<Self::Vector>, out: &mut Self::Rows);
+
+    /// `sum += delta; out = norm(sum)`
+    fn add_rms_norm(
+        &mut self,
+        sum: &mut Self::Rows,
+        delta: &Self::Rows,
+        norm: &Norm<Self::Vector>,
+        out: &mut Self::Rows,
+    );
+
+    /// `out = W x + b`
+    fn linear(&mut self, x: &Self::Rows, linear: &Linear<Self::Matrix, Self::Vector>, out: &mut Self::Rows);
+
+    /// `out = W x` for a bare matrix, such as a head tied to the embedding.
+    fn multiply(&mut self, x: &Self::Rows, matrix: &Self::Matrix, out: &mut Self::Rows);
+
+    /// Queries, keys and values of `x`.
+    fn qkv(&mut self, x: &Self::Rows, qkv: &Qkv<Self::Matrix, Self::Vector>, out: &mut QkvRows<Self::Rows>);
+
+    /// Normalises the heads of q and k where the site says so, rotates them to their positions, and writes keys and
+    /// values to the pages of their spans.
+    fn rotate_and_store(&mut self, site: &Site<'_, Self>, rows: &mut QkvRows<Self::Rows>, kv: &mut Self::Kv);
+
+    /// Causal grouped-query attention: the query at position `p` reads positions `0..=p` through its page table.
+    fn attend(&mut self, site: &Site<'_, Self>, q: &Self::Rows, kv: &Self::Kv, out: &mut Self::Rows);
+
+    /// `out.gate = silu(gate(x)) * up(x)`
+    fn gate_up(&mut self, x: &Self::Rows, pair: &GateUp<Self::Matrix, Self::Vector>, out: &mut GatedRows<Self::Rows>);
+
+    /// `out[i] = x[rows[i]]`
+    fn select(&mut self, x: &Self::Rows, rows: &[u32], out: &mut Self::Rows);
+
+    /// Answers `asks[i]` about row `i` of `logits` into `out[i]`.
+    fn reduce(&mut self, logits: &Self::Rows, asks: &[Ask], out: &mut Vec<Result<Reduced, Fault>>);
+
+    /// A row as host memory.
+    fn row<'a>(&'a mut self, rows: &'a Self::Rows, index: usize) -> &'a [f32];
+}

@@ -1,17 +1,21 @@
 //! `POST /v1/chat/completions`. Owner: the HTTP layer. Invariant: the conversation reaches the models as the chat template
 //! writes it, tokenised without any added token; contents can not forge control tokens.
 
-use super::App;
 use super::answer::{Answer, answer};
 use super::body::read_json;
 use super::choices::Outcome;
 use super::dialect::{Detail, Dialect, Piece};
 use super::errors::ApiError;
-use super::types::chat::ChatRequest;
+use super::types::chat::{ChatRequest, Conversation};
 use super::types::generation::JobPlace;
 use super::types::logprobs;
 use super::types::response::{AnswerMessage, ChatChoice, ChatChunkChoice, Delta, Ending};
+use super::{App, ChatTemplate};
+use crate::text::{ChatInput, ModelText};
 use actix_web::{HttpRequest, HttpResponse, web};
+use serde_json::{Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokenrouter_core::job::Prompt;
 
 /// Answers a conversation.
 ///
@@ -29,13 +33,30 @@ pub async fn create(
         let message = format!("model {:?} has no chat template; use /v1/completions", served.id);
         return Err(ApiError::field("model", message));
     };
-    let prompt = template.prompt(&chat.messages).map_err(|message| ApiError::field("messages", message))?;
+    let prompt = template.prompt(&chat.conversation).map_err(|message| ApiError::field("messages", message))?;
     let place = JobPlace { target: served.target, defaults: served.defaults, logprobs: chat.logprobs };
     let detail = app.detail(chat.logprobs.is_some(), chat.generation.token_models);
     let n = chat.generation.n;
     let jobs = (0..n).map(|choice| chat.generation.job(place, prompt.clone(), choice)).collect();
     let plan = Answer { dialect: Chat(detail), jobs, per_prompt: n as usize, generation: &chat.generation };
     answer(&app, plan).await
+}
+
+impl ChatTemplate for ModelText {
+    fn prompt(&self, conversation: &Conversation) -> Result<Prompt, String> {
+        let turn =
+            |message: &super::types::chat::Message| json!({"role": message.role.name(), "content": message.content});
+        let messages: Vec<Value> = conversation.messages.iter().map(turn).collect();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let input = ChatInput {
+            messages: &messages,
+            tools: None,
+            variables: conversation.variables.as_ref(),
+            add_generation_prompt: true,
+            unix_seconds: i64::try_from(now).unwrap_or(i64::MAX),
+        };
+        self.chat(&input).map(Prompt::Ids).map_err(|error| error.to_string())
+    }
 }
 
 /// How chat answers are written.

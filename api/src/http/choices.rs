@@ -1,12 +1,13 @@
 //! The choices of one HTTP request while they are generated. Owner: the handler, then the response body. Invariant: every
 //! choice yields exactly one `Finished` or `Failed`; dropping the value aborts all of them.
 
-use super::engine::{Accepted, Engine};
+use super::engine::Engine;
 use super::metrics::{RequestMeter, Watch};
 use futures_util::future::join_all;
 use futures_util::stream::{SelectAll, Stream, StreamExt};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use tokenrouter_actors::runtime::Reply;
 use tokenrouter_core::job::{Event, Failure, FinishReason, Job, Refusal, TokenReport, Usage};
 use tokio::sync::mpsc::Receiver;
 
@@ -53,7 +54,7 @@ impl Choices {
         let mut refused = None;
         for (index, (reply, mut watch)) in accepted.into_iter().zip(watches).enumerate() {
             match reply {
-                Ok(Accepted { prompt_tokens: tokens, events, .. }) => {
+                Ok(Reply { prompt_tokens: tokens, events, .. }) => {
                     prompt_tokens.push(tokens);
                     watch.accepted(tokens);
                     streams.push(Choice { index, events, watch, ended: false });

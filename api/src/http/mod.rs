@@ -12,6 +12,7 @@ mod choices;
 mod completions;
 mod dialect;
 pub mod engine;
+mod engine_metrics;
 pub mod errors;
 mod health;
 pub mod metrics;
@@ -27,6 +28,7 @@ use actix_web::{HttpRequest, HttpServer, middleware, web};
 use dialect::Detail;
 use engine::Engine;
 use errors::ApiError;
+use health::Progress;
 use metrics::Metrics;
 use std::io;
 use std::net::SocketAddr;
@@ -34,7 +36,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokenrouter_core::job::{Prompt, Target};
 use tokenrouter_core::text::TextCodec;
-use types::chat::Message;
+use types::chat::Conversation;
 use types::generation::SamplingDefaults;
 
 /// How long a connection may take to close; then it is cut.
@@ -42,11 +44,11 @@ const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Writes a conversation as a prompt.
 pub trait ChatTemplate: Send + Sync {
-    /// The prompt for the assistant's next turn, with the tokens of `messages`' contents being ordinary text only.
+    /// The prompt for the assistant's next turn; nothing the client wrote becomes a control token.
     ///
     /// # Errors
     /// What the template says against this conversation; it is shown to the client.
-    fn prompt(&self, messages: &[Message]) -> Result<Prompt, String>;
+    fn prompt(&self, conversation: &Conversation) -> Result<Prompt, String>;
 }
 
 /// A name clients can ask for.
@@ -69,11 +71,13 @@ pub struct Served {
 pub struct Limits {
     /// Bytes of a request body.
     pub body_bytes: usize,
+    /// How long work may wait without any step of its model before `/health` says so.
+    pub stall: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { body_bytes: 8 << 20 }
+        Limits { body_bytes: 8 << 20, stall: Duration::from_secs(60) }
     }
 }
 
@@ -99,6 +103,7 @@ pub struct App {
     pub(crate) model_names: Arc<[String]>,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
+    pub(crate) progress: Progress,
     pub(crate) started_unix: u64,
 }
 
@@ -111,7 +116,8 @@ impl App {
         let Parts { engine, codec, served, model_names, limits } = parts;
         let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let metrics = Metrics::new()?;
-        Ok(App { engine, codec, served, model_names: model_names.into(), limits, metrics, started_unix })
+        let (model_names, progress) = (model_names.into(), Progress::default());
+        Ok(App { engine, codec, served, model_names, limits, metrics, progress, started_unix })
     }
 
     /// What is counted at the HTTP side, and where other parts may register more.

@@ -1,13 +1,14 @@
 //! Stand-ins for tests of this folder: a byte vocabulary, scripted events, a scripted engine.
 
-use super::engine::{Accepted, Engine};
-use super::types::chat::Message;
+use super::engine::Engine;
+use super::types::chat::Conversation;
 use super::{App, ChatTemplate, Limits, Parts, Served};
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use tokenrouter_actors::runtime::{ModelSnapshot, Reply, RuntimeSnapshot};
 use tokenrouter_core::executor::TokenLogprobs;
-use tokenrouter_core::ids::{ModelIdx, RequestId, TokenId};
+use tokenrouter_core::ids::{ModelIdx, RequestId, Time, TokenId};
 use tokenrouter_core::job::{Event, FinishReason, Job, Prompt, Refusal, Target, TokenReport, Usage};
 use tokenrouter_core::text::{SpecialTokens, TextCodec, TextError};
 use tokio::sync::mpsc;
@@ -94,12 +95,20 @@ pub struct ScriptedEngine {
     scripts: Mutex<VecDeque<Script>>,
     jobs: Mutex<Vec<Job>>,
     open: Mutex<Vec<mpsc::Sender<Event>>>,
+    models: Mutex<Vec<ModelSnapshot>>,
+    now: Mutex<Time>,
 }
 
 impl ScriptedEngine {
     /// An engine with these scripts.
     pub fn new(scripts: impl IntoIterator<Item = Script>) -> Arc<Self> {
         Arc::new(ScriptedEngine { scripts: Mutex::new(scripts.into_iter().collect()), ..ScriptedEngine::default() })
+    }
+
+    /// What the engine says of itself from now on.
+    pub fn say(&self, now: Time, models: Vec<ModelSnapshot>) {
+        *self.now.lock().unwrap() = now;
+        *self.models.lock().unwrap() = models;
     }
 
     /// The jobs that arrived.
@@ -114,7 +123,7 @@ impl ScriptedEngine {
 }
 
 impl Engine for ScriptedEngine {
-    fn submit(&self, job: Job) -> LocalBoxFuture<'_, Result<Accepted, Refusal>> {
+    fn submit(&self, job: Job) -> LocalBoxFuture<'_, Result<Reply, Refusal>> {
         async move {
             self.jobs.lock().unwrap().push(job);
             let script = self.scripts.lock().unwrap().pop_front().unwrap_or_else(|| Ok(Vec::new()))?;
@@ -126,9 +135,19 @@ impl Engine for ScriptedEngine {
             if !ends {
                 self.open.lock().unwrap().push(sender);
             }
-            Ok(Accepted { id: RequestId(0), prompt_tokens: 3, events })
+            Ok(Reply { id: RequestId(0), prompt_tokens: 3, events })
         }
         .boxed_local()
+    }
+
+    fn snapshot(&self) -> RuntimeSnapshot {
+        let live = self.open.lock().unwrap().len() as u32;
+        RuntimeSnapshot {
+            now: *self.now.lock().unwrap(),
+            live,
+            open: true,
+            models: self.models.lock().unwrap().clone(),
+        }
     }
 }
 
@@ -136,7 +155,8 @@ impl Engine for ScriptedEngine {
 pub struct JoinTemplate;
 
 impl ChatTemplate for JoinTemplate {
-    fn prompt(&self, messages: &[Message]) -> Result<Prompt, String> {
+    fn prompt(&self, conversation: &Conversation) -> Result<Prompt, String> {
+        let messages = &conversation.messages;
         match messages.last() {
             Some(last) if last.role.name() == "user" => {
                 let text: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
@@ -165,7 +185,7 @@ pub fn app(engine: Arc<ScriptedEngine>) -> App {
             served("large", Target::Only(ModelIdx(1)), false),
         ],
         model_names: vec!["small".to_owned(), "large".to_owned()],
-        limits: Limits { body_bytes: 10_000 },
+        limits: Limits { body_bytes: 10_000, ..Limits::default() },
     })
     .unwrap()
 }

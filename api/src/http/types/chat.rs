@@ -4,10 +4,13 @@
 use super::fields::{Fields, wrong_type};
 use super::generation::{Generation, TOP_LOGPROBS_MAX, check_token_bounds};
 use crate::http::errors::ApiError;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Messages a conversation may have.
 const MESSAGES_MAX: usize = 4096;
+
+/// Template variables the server sets itself.
+const RESERVED_VARIABLES: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,11 +43,20 @@ pub struct Message {
     pub content: String,
 }
 
+/// What a chat template is given.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conversation {
+    /// The turns so far; at least one.
+    pub messages: Vec<Message>,
+    /// Further variables of the template (`chat_template_kwargs`), for example `enable_thinking`.
+    pub variables: Option<Map<String, Value>>,
+}
+
 /// A valid chat request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatRequest {
-    /// The conversation so far; at least one message.
-    pub messages: Vec<Message>,
+    /// What is said so far.
+    pub conversation: Conversation,
     /// Alternatives to report per token, when log-probabilities were asked for.
     pub logprobs: Option<u8>,
     /// The shared fields.
@@ -59,14 +71,15 @@ impl ChatRequest {
     pub fn read(body: Value, vocab_size: u32) -> Result<Self, ApiError> {
         let mut fields = Fields::of(body, "")?;
         let mut generation = Generation::read(&mut fields, vocab_size)?;
-        let messages = read_messages(&mut fields)?;
+        let conversation =
+            Conversation { messages: read_messages(&mut fields)?, variables: read_variables(&mut fields)? };
         let logprobs = read_logprobs(&mut fields)?;
         let newer = fields.count("max_completion_tokens")?;
         generation.stop.max_tokens = one_limit(generation.stop.max_tokens, newer)?;
         check_token_bounds(&generation.stop)?;
         refuse_unavailable(&mut fields)?;
         fields.finish()?;
-        Ok(ChatRequest { messages, logprobs, generation })
+        Ok(ChatRequest { conversation, logprobs, generation })
     }
 }
 
@@ -104,6 +117,23 @@ fn refuse_unavailable(fields: &mut Fields) -> Result<(), ApiError> {
         "response_format can only be {\"type\": \"text\"}",
     )?;
     fields.neutral("echo", |value| value == &Value::Bool(false), "echo is for /v1/completions")
+}
+
+/// Variables for the template; the ones the server sets itself can not be replaced.
+fn read_variables(fields: &mut Fields) -> Result<Option<Map<String, Value>>, ApiError> {
+    let path = fields.path("chat_template_kwargs");
+    let variables = match fields.take("chat_template_kwargs") {
+        None => return Ok(None),
+        Some(Value::Object(variables)) => variables,
+        Some(other) => return Err(wrong_type(&path, "an object", &other)),
+    };
+    let taken = |name: &&String| RESERVED_VARIABLES.contains(&name.as_str()) || name.starts_with('_');
+    match variables.keys().find(taken) {
+        Some(name) => {
+            Err(ApiError::field(format!("{path}.{name}"), format!("{name} is set by the server; leave it out")))
+        }
+        None => Ok(Some(variables)),
+    }
 }
 
 fn read_messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
@@ -206,7 +236,7 @@ mod tests {
             ]),
         )
         .unwrap();
-        let seen: Vec<_> = request.messages.iter().map(|m| (m.role, m.content.as_str())).collect();
+        let seen: Vec<_> = request.conversation.messages.iter().map(|m| (m.role, m.content.as_str())).collect();
         assert_eq!(seen, vec![(Role::System, "be brief"), (Role::User, "ab"), (Role::Assistant, "c")]);
     }
 
@@ -253,6 +283,16 @@ mod tests {
         }
         for field in ["reasoning_effort", "audio", "best_of", "suffix", "prompt", "web_search_options"] {
             assert_eq!(with(field, json!("x")).unwrap_err().param(), Some(field));
+        }
+    }
+
+    #[test]
+    fn template_variables_are_passed_on_but_replace_nothing() {
+        let request = with("chat_template_kwargs", json!({"enable_thinking": false})).unwrap();
+        assert_eq!(request.conversation.variables.unwrap()["enable_thinking"], false);
+        for bad in [json!({"messages": []}), json!({"bos_token": "x"}), json!({"__unix_seconds": 1}), json!("x")] {
+            let error = with("chat_template_kwargs", bad.clone()).unwrap_err();
+            assert!(error.param().unwrap().starts_with("chat_template_kwargs"), "{bad}");
         }
     }
 

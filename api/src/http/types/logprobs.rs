@@ -112,7 +112,7 @@ impl TextPosition {
             let text = self.utf8.push(codec.token_bytes(id).unwrap_or_default());
             self.chars += text.chars().count();
             // The one leading space that decoding drops.
-            if !self.begun && codec.strips_leading_space() && text.starts_with(' ') && start == 0 {
+            if !self.begun && codec.strips_leading_space() && text.starts_with(' ') {
                 self.chars -= 1;
             }
             self.begun |= !text.is_empty();

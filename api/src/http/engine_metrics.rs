@@ -1,0 +1,183 @@
+//! What the engine says of itself, as Prometheus series. Owner: the engine's snapshot; nothing is counted here. Invariant:
+//! every series of a model carries `model_name`; names are vLLM's where the meaning is equal.
+
+use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokenrouter_actors::board::BatcherSnapshot;
+use tokenrouter_actors::runtime::{ModelSnapshot, RuntimeSnapshot};
+
+/// One number of a model: name, help, value.
+type Series = (&'static str, &'static str, fn(&ModelSnapshot) -> f64);
+
+const GAUGES: &[Series] = &[
+    ("vllm:num_requests_running", "Requests in the step in flight.", |m| f64::from(m.decode.running)),
+    ("vllm:num_requests_waiting", "Requests that wait for a batch or for memory.", |m| {
+        f64::from(m.batcher.waiting + m.batcher.stalled)
+    }),
+    ("vllm:kv_cache_usage_perc", "Share of KV pages held by requests (1 = all).", kv_usage),
+    ("tokenrouter:pending_requests", "Requests whose KV is kept here while a peer has control.", |m| {
+        f64::from(m.inter_model.pending)
+    }),
+    ("tokenrouter:batch_threshold", "Requests a batch waits for.", |m| f64::from(m.batcher.threshold)),
+    ("tokenrouter:open_streams", "Requests that entered here and have not ended.", |m| f64::from(m.client.live)),
+    ("tokenrouter:kv_pages", "KV pages in all.", |m| f64::from(m.kv.pages_total)),
+    ("tokenrouter:kv_pages_used", "KV pages held by requests.", |m| f64::from(kv_used(m))),
+    ("tokenrouter:kv_pages_cached", "KV pages kept only for future prefix hits.", |m| f64::from(m.kv.pages_cached)),
+];
+
+const COUNTERS: &[Series] = &[
+    ("vllm:num_preemptions_total", "Requests that lost their KV to an older one.", |m| m.kv.preemptions as f64),
+    ("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", |m| {
+        m.kv.prefix_query_tokens as f64
+    }),
+    ("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", |m| m.kv.prefix_hit_tokens as f64),
+    ("tokenrouter:committed_tokens_total", "Tokens this model wrote.", |m| m.decode.committed as f64),
+    ("tokenrouter:dropped_candidates_total", "Candidates the routing dropped.", |m| m.decode.dropped as f64),
+    ("tokenrouter:steps_total", "Forward passes.", |m| m.decode.steps as f64),
+    ("tokenrouter:steps_failed_total", "Forward passes that failed.", |m| m.decode.steps_failed as f64),
+    ("tokenrouter:step_seconds_total", "Time of forward passes.", |m| m.decode.busy.as_secs_f64()),
+    ("tokenrouter:batched_requests_total", "Requests released in batches.", |m| m.batcher.rows as f64),
+    ("tokenrouter:batch_wait_seconds_total", "Time requests waited for a batch.", |m| m.batcher.waited.as_secs_f64()),
+    ("tokenrouter:returns_total", "Requests that came back from a peer.", |m| m.inter_model.returned as f64),
+    ("tokenrouter:catchup_tokens_total", "Tokens fed again when requests came back.", |m| {
+        m.inter_model.catchup_tokens as f64
+    }),
+    ("tokenrouter:away_seconds_total", "Time requests were away at peers.", |m| m.inter_model.away.as_secs_f64()),
+    ("tokenrouter:peer_frames_dropped_total", "Late, repeated or unknown messages of peers.", |m| {
+        m.inter_model.dropped_frames as f64
+    }),
+    ("tokenrouter:executor_restarts_total", "Executors rebuilt.", |m| m.subserver.executor_restarts as f64),
+    ("tokenrouter:actor_restarts_total", "Control actors rebuilt.", |m| m.subserver.children_restarts as f64),
+];
+
+fn kv_used(model: &ModelSnapshot) -> u32 {
+    model.kv.pages_total.saturating_sub(model.kv.pages_free + model.kv.pages_cached)
+}
+
+fn kv_usage(model: &ModelSnapshot) -> f64 {
+    f64::from(kv_used(model)) / f64::from(model.kv.pages_total.max(1))
+}
+
+/// All series of the engine in Prometheus' text format.
+pub fn render(snapshot: &RuntimeSnapshot) -> String {
+    let mut out = Text(String::new());
+    out.family("tokenrouter:live_requests", "gauge", "Requests accepted and not ended.");
+    out.line("tokenrouter:live_requests", &[], f64::from(snapshot.live));
+    for (kind, table) in [("gauge", GAUGES), ("counter", COUNTERS)] {
+        for (name, help, value) in table {
+            out.family(name, kind, help);
+            for model in &snapshot.models {
+                out.line(name, &[("model_name", &model.name)], value(model));
+            }
+        }
+    }
+    labelled(&mut out, snapshot);
+    out.0
+}
+
+/// Series with a second label.
+fn labelled(out: &mut Text, snapshot: &RuntimeSnapshot) {
+    let models = &snapshot.models;
+    let name = "tokenrouter:step_tokens_total";
+    out.family(name, "counter", "Tokens consumed by forward passes (extend includes prefill).");
+    for model in models {
+        for (kind, count) in [("decode", model.decode.decode_tokens), ("extend", model.decode.extend_tokens)] {
+            out.line(name, &[("model_name", &model.name), ("kind", kind)], count as f64);
+        }
+    }
+    let name = "tokenrouter:batch_flush_total";
+    out.family(name, "counter", "Batches released, by reason.");
+    for model in models {
+        for (reason, count) in BatcherSnapshot::REASONS.iter().zip(model.batcher.released) {
+            out.line(name, &[("model_name", &model.name), ("reason", reason)], count as f64);
+        }
+    }
+    let name = "tokenrouter:hops_total";
+    out.family(name, "counter", "Times control went from one model to another.");
+    for (at, from) in models.iter().enumerate() {
+        for (to, count) in
+            models.iter().zip(&from.inter_model.hops).enumerate().filter(|(to, _)| *to != at).map(|(_, x)| x)
+        {
+            out.line(name, &[("from", &from.name), ("to", &to.name)], *count as f64);
+        }
+    }
+    let name = "tokenrouter:engine_last_step_timestamp_seconds";
+    out.family(name, "gauge", "Unix time at which the last forward pass ended; 0 before the first.");
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    for model in models {
+        let ago = snapshot.now.since(model.decode.last_step).as_secs_f64();
+        out.line(name, &[("model_name", &model.name)], if model.decode.steps == 0 { 0.0 } else { unix - ago });
+    }
+}
+
+/// Prometheus' text format, version 0.0.4.
+struct Text(String);
+
+impl Text {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        self.push(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+    }
+
+    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+        let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}=\"{}\"", escaped(value))).collect();
+        match labels.is_empty() {
+            true => self.push(format_args!("{name} {value}\n")),
+            false => self.push(format_args!("{name}{{{}}} {value}\n", labels.join(","))),
+        }
+    }
+
+    fn push(&mut self, text: std::fmt::Arguments<'_>) {
+        // Writing to a String cannot fail.
+        let _ = self.0.write_fmt(text);
+    }
+}
+
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokenrouter_core::ids::Time;
+
+    fn two_models() -> RuntimeSnapshot {
+        let mut small = ModelSnapshot { name: "sm\"all".to_owned(), ..ModelSnapshot::default() };
+        (small.kv.pages_total, small.kv.pages_free, small.kv.pages_cached) = (10, 4, 1);
+        small.inter_model.hops = vec![0, 7];
+        small.batcher.released = [1, 2, 3, 4];
+        let mut large = ModelSnapshot { name: "large".to_owned(), ..ModelSnapshot::default() };
+        large.decode.committed = 9;
+        RuntimeSnapshot { now: Time(5), live: 2, open: true, models: vec![small, large] }
+    }
+
+    #[test]
+    fn every_family_is_declared_once_and_its_lines_follow_it() {
+        let text = render(&two_models());
+        let mut declared = Vec::new();
+        for line in text.lines() {
+            match line.strip_prefix("# TYPE ") {
+                Some(family) => declared.push(family.split(' ').next().unwrap().to_owned()),
+                None if line.starts_with('#') => {}
+                None => assert_eq!(line.split(['{', ' ']).next(), declared.last().map(String::as_str)),
+            }
+        }
+        let families = declared.len();
+        declared.sort();
+        declared.dedup();
+        assert_eq!(declared.len(), families);
+    }
+
+    #[test]
+    fn numbers_come_from_the_snapshot() {
+        let text = render(&two_models());
+        let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+        has("tokenrouter:live_requests 2");
+        has("tokenrouter:kv_pages_used{model_name=\"sm\\\"all\"} 5");
+        has("vllm:kv_cache_usage_perc{model_name=\"sm\\\"all\"} 0.5");
+        has("tokenrouter:committed_tokens_total{model_name=\"large\"} 9");
+        has("tokenrouter:hops_total{from=\"sm\\\"all\",to=\"large\"} 7");
+        has("tokenrouter:batch_flush_total{model_name=\"sm\\\"all\",reason=\"timeout\"} 3");
+        has("tokenrouter:engine_last_step_timestamp_seconds{model_name=\"large\"} 0");
+    }
+}

@@ -3,7 +3,8 @@
 
 use crate::batch::Batch;
 use crate::ops::{
-    Ask, Fault, GateUp, GatedRows, HeadNorms, KvShape, Linear, Norm, Ops, OpsError, Qkv, QkvRows, Reduced, Site,
+    Ask, AttentionRows, Fault, GateUp, GatedRows, HeadNorms, KvShape, Linear, Norm, Ops, OpsError, Qkv, Reduced,
+    Residual, Site,
 };
 use crate::weights::{Rope, RopeLayout, Tensor};
 use smallvec::SmallVec;
@@ -266,7 +267,8 @@ impl Ops for Cpu {
         norm::rms_norm(&self.pool, kernel_norm(norm), x.values(), out.resize(x.rows));
     }
 
-    fn add_rms_norm(&mut self, sum: &mut CpuRows, delta: &CpuRows, norm: &Norm<Vec<f32>>, out: &mut CpuRows) {
+    fn add_rms_norm(&mut self, residual: &mut Residual<CpuRows>, norm: &Norm<Vec<f32>>, out: &mut CpuRows) {
+        let Residual { sum, delta } = residual;
         let out = out.resize(sum.rows);
         norm::add_rms_norm(&self.pool, kernel_norm(norm), (sum.values_mut(), delta.values()), out);
     }
@@ -279,14 +281,14 @@ impl Ops for Cpu {
         self.products(x, [(matrix, None, out)]);
     }
 
-    fn qkv(&mut self, x: &CpuRows, qkv: &Qkv<Matrix, Vec<f32>>, out: &mut QkvRows<CpuRows>) {
+    fn qkv(&mut self, x: &CpuRows, qkv: &Qkv<Matrix, Vec<f32>>, out: &mut AttentionRows<CpuRows>) {
         let Qkv { q, k, v } = qkv;
         let (q_bias, k_bias, v_bias) = (q.bias.as_ref(), k.bias.as_ref(), v.bias.as_ref());
         let (q, k, v) = (&q.weight, &k.weight, &v.weight);
         self.products(x, [(q, q_bias, &mut out.q), (k, k_bias, &mut out.k), (v, v_bias, &mut out.v)]);
     }
 
-    fn rotate_and_store(&mut self, site: &Site<'_, Self>, rows: &mut QkvRows<CpuRows>, kv: &mut CpuKv) {
+    fn rotate_and_store(&mut self, site: &Site<'_, Self>, rows: &mut AttentionRows<CpuRows>, kv: &mut CpuKv) {
         if let Some(HeadNorms { q, k }) = site.head_norms {
             norm::rms_norm_in_place(&self.pool, kernel_norm(q), rows.q.values_mut());
             norm::rms_norm_in_place(&self.pool, kernel_norm(k), rows.k.values_mut());
@@ -302,10 +304,10 @@ impl Ops for Cpu {
         attention::write_kv(&self.pool, &mut kv.cache, new);
     }
 
-    fn attend(&mut self, site: &Site<'_, Self>, q: &CpuRows, kv: &CpuKv, out: &mut CpuRows) {
+    fn attend(&mut self, site: &Site<'_, Self>, rows: &mut AttentionRows<CpuRows>, kv: &CpuKv) {
         let (width, padded) = (kv.head_dim, kv.cache.shape().head_dim);
-        let out = out.resize(q.rows);
-        let q = pad(q.values(), (width, padded), &mut self.padded.q);
+        let out = rows.out.resize(rows.q.rows);
+        let q = pad(rows.q.values(), (width, padded), &mut self.padded.q);
         let segments = &segments(site.batch)[..];
         let (layer, heads, scale) = (site.layer, kv.heads, 1.0 / (width as f32).sqrt());
         if width == padded {

@@ -3,7 +3,7 @@
 //! every executor has KV memory, scratch and threads of its own, so a new one starts clean after a panic of the old.
 
 use crate::cpu::{Cpu, CpuOptions};
-use crate::models::blocks::{Decoder, Scratch};
+use crate::models::blocks::{Decoder, Memory, Scratch};
 use crate::models::{self, parts::Parts};
 use crate::ops::{KvFormat, KvShape, Ops, OpsError};
 use crate::runner::{Runner, RunnerParts};
@@ -237,7 +237,7 @@ impl LoadedModel {
         let (tokens, outputs) = (limits.step_tokens_max as usize, limits.rows_max as usize);
         let scratch = Scratch::new(&mut ops, &self.config, tokens, outputs)?;
         let (model, real_vocab) = (self.decoder.clone(), self.real_vocab);
-        Ok(Runner::new(RunnerParts { ops, model, kv, scratch, limits, real_vocab }))
+        Ok(Runner::new(RunnerParts { ops, model, memory: Memory { kv, scratch }, limits, real_vocab }))
     }
 }
 

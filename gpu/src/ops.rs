@@ -53,15 +53,26 @@ pub struct Qkv<M, V> {
     pub v: Linear<M, V>,
 }
 
-/// Queries, keys and values of a batch.
+/// Queries, keys and values of a batch, and what attention makes of them.
 #[derive(Debug)]
-pub struct QkvRows<R> {
+pub struct AttentionRows<R> {
     /// `[tokens, heads * head_dim]`
     pub q: R,
     /// `[tokens, kv_heads * head_dim]`
     pub k: R,
     /// `[tokens, kv_heads * head_dim]`
     pub v: R,
+    /// Result, `[tokens, heads * head_dim]`
+    pub out: R,
+}
+
+/// The residual stream and what the last block adds to it.
+#[derive(Debug)]
+pub struct Residual<R> {
+    /// `[tokens, hidden]`
+    pub sum: R,
+    /// `[tokens, hidden]`
+    pub delta: R,
 }
 
 /// The two matrices of a gated MLP that share their input.
@@ -213,14 +224,8 @@ pub trait Ops {
     /// `out = norm(x)`
     fn rms_norm(&mut self, x: &Self::Rows, norm: &Norm<Self::Vector>, out: &mut Self::Rows);
 
-    /// `sum += delta; out = norm(sum)`
-    fn add_rms_norm(
-        &mut self,
-        sum: &mut Self::Rows,
-        delta: &Self::Rows,
-        norm: &Norm<Self::Vector>,
-        out: &mut Self::Rows,
-    );
+    /// `residual.sum += residual.delta; out = norm(residual.sum)`
+    fn add_rms_norm(&mut self, residual: &mut Residual<Self::Rows>, norm: &Norm<Self::Vector>, out: &mut Self::Rows);
 
     /// `out = W x + b`
     fn linear(&mut self, x: &Self::Rows, linear: &Linear<Self::Matrix, Self::Vector>, out: &mut Self::Rows);
@@ -229,14 +234,15 @@ pub trait Ops {
     fn multiply(&mut self, x: &Self::Rows, matrix: &Self::Matrix, out: &mut Self::Rows);
 
     /// Queries, keys and values of `x`.
-    fn qkv(&mut self, x: &Self::Rows, qkv: &Qkv<Self::Matrix, Self::Vector>, out: &mut QkvRows<Self::Rows>);
+    fn qkv(&mut self, x: &Self::Rows, qkv: &Qkv<Self::Matrix, Self::Vector>, out: &mut AttentionRows<Self::Rows>);
 
     /// Normalises the heads of q and k where the site says so, rotates them to their positions, and writes keys and
     /// values to the pages of their spans.
-    fn rotate_and_store(&mut self, site: &Site<'_, Self>, rows: &mut QkvRows<Self::Rows>, kv: &mut Self::Kv);
+    fn rotate_and_store(&mut self, site: &Site<'_, Self>, rows: &mut AttentionRows<Self::Rows>, kv: &mut Self::Kv);
 
-    /// Causal grouped-query attention: the query at position `p` reads positions `0..=p` through its page table.
-    fn attend(&mut self, site: &Site<'_, Self>, q: &Self::Rows, kv: &Self::Kv, out: &mut Self::Rows);
+    /// Causal grouped-query attention from `rows.q` to `rows.out`: the query at position `p` reads positions `0..=p`
+    /// through its page table.
+    fn attend(&mut self, site: &Site<'_, Self>, rows: &mut AttentionRows<Self::Rows>, kv: &Self::Kv);
 
     /// `out.gate = silu(gate(x)) * up(x)`
     fn gate_up(&mut self, x: &Self::Rows, pair: &GateUp<Self::Matrix, Self::Vector>, out: &mut GatedRows<Self::Rows>);

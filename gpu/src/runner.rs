@@ -3,10 +3,10 @@
 //! alone; a step that is refused has not touched the device.
 
 use crate::batch::Batch;
-use crate::models::blocks::{Decoder, Scratch};
+use crate::models::blocks::{Decoder, Memory};
 use crate::ops::{Ask, Fault, Ops, Reduced};
 use crate::sampling::{Sampler, is_plain_greedy};
-use crate::signals;
+use crate::signals::{self, RawRow};
 use std::sync::Arc;
 use tokenrouter_core::executor::{
     Draw, Drawn, Executor, ExecutorError, ExecutorLimits, Row, RowOutput, Step, StepOutput,
@@ -16,8 +16,7 @@ use tokenrouter_core::executor::{
 pub struct Runner<O: Ops> {
     ops: O,
     model: Arc<Decoder<O>>,
-    kv: O::Kv,
-    scratch: Scratch<O>,
+    memory: Memory<O>,
     limits: ExecutorLimits,
     real_vocab: usize,
     batch: Batch,
@@ -32,10 +31,8 @@ pub struct RunnerParts<O: Ops> {
     pub ops: O,
     /// The model, shared with other runners.
     pub model: Arc<Decoder<O>>,
-    /// KV memory of `limits.pages` pages.
-    pub kv: O::Kv,
-    /// Activations for `limits.step_tokens_max` tokens and `limits.rows_max` outputs.
-    pub scratch: Scratch<O>,
+    /// KV memory of `limits.pages` pages, activations for `limits.step_tokens_max` tokens and `limits.rows_max` outputs.
+    pub memory: Memory<O>,
     /// Capacity.
     pub limits: ExecutorLimits,
     /// Ids at and above this are padding and never drawn.
@@ -49,8 +46,7 @@ impl<O: Ops> Runner<O> {
         Runner {
             ops: parts.ops,
             model: parts.model,
-            kv: parts.kv,
-            scratch: parts.scratch,
+            memory: parts.memory,
             limits: parts.limits,
             real_vocab,
             batch: Batch::default(),
@@ -63,13 +59,13 @@ impl<O: Ops> Runner<O> {
     /// Raw logits that row `row` of the last step had; `None` if it drew nothing.
     pub fn last_logits(&mut self, row: usize) -> Option<&[f32]> {
         let output = self.output_of(row)?;
-        Some(self.ops.row(&self.scratch.logits, output))
+        Some(self.ops.row(&self.memory.scratch.logits, output))
     }
 
     /// Hidden row after the final norm that row `row` of the last step had; `None` if it drew nothing.
     pub fn last_hidden(&mut self, row: usize) -> Option<&[f32]> {
         let output = self.output_of(row)?;
-        Some(self.ops.row(&self.scratch.outputs, output))
+        Some(self.ops.row(&self.memory.scratch.outputs, output))
     }
 
     fn output_of(&self, row: usize) -> Option<usize> {
@@ -84,17 +80,17 @@ impl<O: Ops> Runner<O> {
         };
         let mut token = reduced.argmax;
         if !is_plain_greedy(draw) {
-            match self.sampler.draw(self.ops.row(&self.scratch.logits, output), draw, position) {
+            match self.sampler.draw(self.ops.row(&self.memory.scratch.logits, output), draw, position) {
                 Ok(drawn) => token = drawn,
                 Err(error) => return RowOutput::Failed(format!("no token at position {position}: {error}")),
             }
         }
         let width = self.limits.vocab_width;
         let logprobs = draw.logprobs.map(|count| {
-            let logits = self.ops.row(&self.scratch.logits, output);
-            signals::logprobs(logits, self.real_vocab, reduced.log_sum_exp, (token, count))
+            let logits = self.ops.row(&self.memory.scratch.logits, output);
+            RawRow { logits, real_vocab: self.real_vocab, log_sum_exp: reduced.log_sum_exp }.logprobs(token, count)
         });
-        let signals = signals::signals(draw, reduced, width, || self.ops.row(&self.scratch.outputs, output));
+        let signals = signals::signals(draw, reduced, width, || self.ops.row(&self.memory.scratch.outputs, output));
         RowOutput::Drawn(Drawn { token, signals, logprobs })
     }
 }
@@ -109,12 +105,11 @@ impl<O: Ops> Executor for Runner<O> {
         if self.batch.tokens.is_empty() {
             return Ok(StepOutput::default());
         }
-        self.ops.begin();
-        self.model.forward(&mut self.ops, &self.batch, &mut self.kv, &mut self.scratch);
+        self.model.forward(&mut self.ops, &self.batch, &mut self.memory);
         let draws = step.rows.iter().filter_map(|row| row.draw.as_ref());
         self.asks.clear();
         self.asks.extend(draws.map(|draw| signals::ask(draw, self.real_vocab)));
-        self.ops.reduce(&self.scratch.logits, &self.asks, &mut self.reduced);
+        self.ops.reduce(&self.memory.scratch.logits, &self.asks, &mut self.reduced);
         let mut outputs = 0;
         let mut answer = |row: &Row| match &row.draw {
             None => RowOutput::Fed,

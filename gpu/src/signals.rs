@@ -23,15 +23,26 @@ pub fn signals<'a>(draw: &Draw, reduced: &mut Reduced, width: u32, hidden: impl 
     }
 }
 
-/// Log-softmax of the raw logits (over the whole row) at `token` and at the `count` highest of the real vocabulary.
-pub fn logprobs(logits: &[f32], real_vocab: usize, log_sum_exp: f32, (token, count): (TokenId, u8)) -> TokenLogprobs {
-    let log_prob = |logit: f32| logit - log_sum_exp;
-    TokenLogprobs {
-        chosen: logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| log_prob(logit)),
-        top: highest(&logits[..real_vocab.min(logits.len())], usize::from(count))
-            .into_iter()
-            .map(|(id, logit)| (id, log_prob(logit)))
-            .collect(),
+/// A row of raw logits with its normaliser.
+#[derive(Clone, Copy, Debug)]
+pub struct RawRow<'a> {
+    /// The whole row.
+    pub logits: &'a [f32],
+    /// How many of them are tokens.
+    pub real_vocab: usize,
+    /// `ln sum exp(logit)` over the whole row.
+    pub log_sum_exp: f32,
+}
+
+impl RawRow<'_> {
+    /// Log-softmax at `token` and at the `count` highest of the real vocabulary.
+    pub fn logprobs(&self, token: TokenId, count: u8) -> TokenLogprobs {
+        let log_prob = |logit: f32| logit - self.log_sum_exp;
+        let real = &self.logits[..self.real_vocab.min(self.logits.len())];
+        TokenLogprobs {
+            chosen: self.logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| log_prob(logit)),
+            top: highest(real, usize::from(count)).into_iter().map(|(id, logit)| (id, log_prob(logit))).collect(),
+        }
     }
 }
 
@@ -72,7 +83,7 @@ mod tests {
     fn logprobs_are_log_softmax_without_padding_tokens() {
         let logits = [1.0f32, 2.0, 0.5, 9.0];
         let log_sum_exp = logits.iter().map(|l| l.exp()).sum::<f32>().ln();
-        let found = logprobs(&logits, 3, log_sum_exp, (2, 2));
+        let found = RawRow { logits: &logits, real_vocab: 3, log_sum_exp }.logprobs(2, 2);
         assert_eq!(found.chosen, 0.5 - log_sum_exp);
         assert_eq!(found.top, [(1, 2.0 - log_sum_exp), (0, 1.0 - log_sum_exp)]);
     }

@@ -3,7 +3,7 @@
 //! know neither devices nor requests.
 
 use crate::batch::Batch;
-use crate::ops::{GateUp, GatedRows, HeadNorms, Linear, Norm, Ops, OpsError, Qkv, QkvRows, Site};
+use crate::ops::{AttentionRows, GateUp, GatedRows, HeadNorms, Linear, Norm, Ops, OpsError, Qkv, Residual, Site};
 use crate::weights::ModelConfig;
 
 /// Causal self-attention with grouped key/value heads.
@@ -52,14 +52,11 @@ pub struct Decoder<O: Ops> {
 
 /// Activation memory of a forward pass.
 pub struct Scratch<O: Ops> {
-    hidden: O::Rows,
+    residual: Residual<O::Rows>,
     normed: O::Rows,
-    delta: O::Rows,
-    qkv: QkvRows<O::Rows>,
-    attended: O::Rows,
+    attention: AttentionRows<O::Rows>,
     gated: GatedRows<O::Rows>,
-    last: O::Rows,
-    last_delta: O::Rows,
+    last: Residual<O::Rows>,
     /// Hidden rows after the final norm, one per output row of the batch.
     pub outputs: O::Rows,
     /// Raw logits, one row per output row of the batch.
@@ -72,20 +69,19 @@ impl<O: Ops> Scratch<O> {
     /// # Errors
     /// [`OpsError`] when there is not enough memory.
     pub fn new(ops: &mut O, config: &ModelConfig, tokens_max: usize, outputs_max: usize) -> Result<Self, OpsError> {
+        let (hidden, q, kv) = (config.hidden, config.q_width(), config.kv_width());
         Ok(Scratch {
-            hidden: ops.rows(tokens_max, config.hidden)?,
-            normed: ops.rows(tokens_max, config.hidden)?,
-            delta: ops.rows(tokens_max, config.hidden)?,
-            qkv: QkvRows {
-                q: ops.rows(tokens_max, config.q_width())?,
-                k: ops.rows(tokens_max, config.kv_width())?,
-                v: ops.rows(tokens_max, config.kv_width())?,
+            residual: Residual { sum: ops.rows(tokens_max, hidden)?, delta: ops.rows(tokens_max, hidden)? },
+            normed: ops.rows(tokens_max, hidden)?,
+            attention: AttentionRows {
+                q: ops.rows(tokens_max, q)?,
+                k: ops.rows(tokens_max, kv)?,
+                v: ops.rows(tokens_max, kv)?,
+                out: ops.rows(tokens_max, q)?,
             },
-            attended: ops.rows(tokens_max, config.q_width())?,
             gated: GatedRows { gate: ops.rows(tokens_max, config.ffn)?, up: ops.rows(tokens_max, config.ffn)? },
-            last: ops.rows(outputs_max, config.hidden)?,
-            last_delta: ops.rows(outputs_max, config.hidden)?,
-            outputs: ops.rows(outputs_max, config.hidden)?,
+            last: Residual { sum: ops.rows(outputs_max, hidden)?, delta: ops.rows(outputs_max, hidden)? },
+            outputs: ops.rows(outputs_max, hidden)?,
             logits: ops.rows(outputs_max, config.vocab)?,
         })
     }
@@ -98,46 +94,63 @@ impl<O: Ops> Scratch<O> {
     }
 }
 
+/// What a forward pass writes to.
+pub struct Memory<O: Ops> {
+    /// Keys and values of all sequences.
+    pub kv: O::Kv,
+    /// Activations of this pass.
+    pub scratch: Scratch<O>,
+}
+
 impl<O: Ops> Decoder<O> {
-    /// Runs a batch: writes its keys and values to `kv`, and the hidden rows and logits of its outputs to `scratch`.
-    pub fn forward(&self, ops: &mut O, batch: &Batch, kv: &mut O::Kv, scratch: &mut Scratch<O>) {
-        ops.embed(&self.embed, &batch.tokens, &mut scratch.hidden);
+    /// Runs a batch: writes its keys and values to `memory.kv`, and the hidden rows and logits of its outputs to
+    /// `memory.scratch`.
+    pub fn forward(&self, ops: &mut O, batch: &Batch, memory: &mut Memory<O>) {
+        ops.begin();
+        ops.embed(&self.embed, &batch.tokens, &mut memory.scratch.residual.sum);
         for (index, layer) in self.layers.iter().enumerate() {
+            let scratch = &mut memory.scratch;
             if index == 0 {
-                ops.rms_norm(&scratch.hidden, &layer.attention_norm, &mut scratch.normed);
+                ops.rms_norm(&scratch.residual.sum, &layer.attention_norm, &mut scratch.normed);
             } else {
-                ops.add_rms_norm(&mut scratch.hidden, &scratch.delta, &layer.attention_norm, &mut scratch.normed);
+                ops.add_rms_norm(&mut scratch.residual, &layer.attention_norm, &mut scratch.normed);
             }
             let head_norms = layer.attention.head_norms.as_ref();
             let site = Site { layer: index, batch, rope: &self.rope, head_norms };
-            layer.attention.forward(ops, &site, kv, scratch);
-            ops.add_rms_norm(&mut scratch.hidden, &scratch.delta, &layer.mlp_norm, &mut scratch.normed);
+            layer.attention.forward(ops, &site, memory);
+            let scratch = &mut memory.scratch;
+            ops.add_rms_norm(&mut scratch.residual, &layer.mlp_norm, &mut scratch.normed);
             layer.mlp.forward(ops, scratch);
         }
-        if batch.outputs.is_empty() {
-            return;
+        if !batch.outputs.is_empty() {
+            self.outputs(ops, &batch.outputs, &mut memory.scratch);
         }
-        ops.select(&scratch.hidden, &batch.outputs, &mut scratch.last);
-        ops.select(&scratch.delta, &batch.outputs, &mut scratch.last_delta);
-        ops.add_rms_norm(&mut scratch.last, &scratch.last_delta, &self.final_norm, &mut scratch.outputs);
+    }
+
+    /// Final norm and logits of some rows.
+    fn outputs(&self, ops: &mut O, rows: &[u32], scratch: &mut Scratch<O>) {
+        ops.select(&scratch.residual.sum, rows, &mut scratch.last.sum);
+        ops.select(&scratch.residual.delta, rows, &mut scratch.last.delta);
+        ops.add_rms_norm(&mut scratch.last, &self.final_norm, &mut scratch.outputs);
         ops.multiply(&scratch.outputs, self.head.as_ref().unwrap_or(&self.embed), &mut scratch.logits);
     }
 }
 
 impl<O: Ops> Attention<O> {
-    /// From `normed` to `delta`.
-    fn forward(&self, ops: &mut O, site: &Site<'_, O>, kv: &mut O::Kv, scratch: &mut Scratch<O>) {
-        ops.qkv(&scratch.normed, &self.qkv, &mut scratch.qkv);
-        ops.rotate_and_store(site, &mut scratch.qkv, kv);
-        ops.attend(site, &scratch.qkv.q, kv, &mut scratch.attended);
-        ops.linear(&scratch.attended, &self.out, &mut scratch.delta);
+    /// From `normed` to `residual.delta`.
+    fn forward(&self, ops: &mut O, site: &Site<'_, O>, memory: &mut Memory<O>) {
+        let Memory { kv, scratch } = memory;
+        ops.qkv(&scratch.normed, &self.qkv, &mut scratch.attention);
+        ops.rotate_and_store(site, &mut scratch.attention, kv);
+        ops.attend(site, &mut scratch.attention, kv);
+        ops.linear(&scratch.attention.out, &self.out, &mut scratch.residual.delta);
     }
 }
 
 impl<O: Ops> GatedMlp<O> {
-    /// From `normed` to `delta`.
+    /// From `normed` to `residual.delta`.
     fn forward(&self, ops: &mut O, scratch: &mut Scratch<O>) {
         ops.gate_up(&scratch.normed, &self.gate_up, &mut scratch.gated);
-        ops.linear(&scratch.gated.gate, &self.down, &mut scratch.delta);
+        ops.linear(&scratch.gated.gate, &self.down, &mut scratch.residual.delta);
     }
 }

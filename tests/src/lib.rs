@@ -1,1 +1,3 @@
-//! World harness, scenarios, conformance and tidy tests of the whole workspace.
+//! Everything the workspace promises, checked: the World harness here, scenarios and suites in `tests/`.
+
+pub mod world;

@@ -119,18 +119,13 @@ impl KvPool {
         }
     }
 
-    /// Whether a request without pages may start: its pages and one growth page for everybody else are there without
-    /// taking any from others.
-    pub fn admits(&self, tokens: u32) -> bool {
+    /// Whether a request without pages may start: its pages are there, and one growth page for each older request.
+    /// Pages of younger requests count as there: the oldest request is always admitted, wherever it is.
+    pub fn admits(&self, request: RequestId, tokens: u32) -> bool {
         let state = self.state();
-        let others = state.slots.values().filter(|slot| !slot.pages.is_empty()).count();
-        let spare = state.free.len() + state.tree_only as usize;
-        spare >= pages_for(tokens) as usize + others
-    }
-
-    /// Whether no lease holds pages.
-    pub fn is_idle(&self) -> bool {
-        self.state().slots.values().all(|slot| slot.pages.is_empty())
+        let id = (request, u64::MAX);
+        let older = state.slots.range(..id).filter(|((other, _), slot)| *other != request && !slot.pages.is_empty());
+        state.available(id) >= pages_for(tokens) as usize + older.count()
     }
 
     /// Tokens the whole pool can hold.

@@ -49,15 +49,14 @@ pub fn plan(batch: Vec<Queued>, limits: &ExecutorLimits, pool: &KvPool, needs: N
     plan
 }
 
-/// Oldest first: those that hold memory already, and new ones as long as the pool has room without taking from others.
+/// Oldest first: those that hold memory already, and new ones as long as the pool has room beside older requests.
 fn admit(mut batch: Vec<Queued>, pool: &KvPool, deferred: &mut Vec<Queued>) -> Vec<Queued> {
     batch.sort_by_key(Queued::id);
     let mut ready = Vec::with_capacity(batch.len());
     let mut promised = 0;
     for mut queued in batch {
         if queued.is_cold() {
-            let alone = ready.is_empty() && pool.is_idle();
-            if !alone && !pool.admits(promised + queued.behind()) {
+            if !pool.admits(queued.id(), promised + queued.behind()) {
                 deferred.push(queued);
                 continue;
             }

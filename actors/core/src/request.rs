@@ -360,6 +360,9 @@ impl Running {
         if decision.to == self.body.me {
             return (token, Settled::Stay(Queued { body: self.body, since: now }));
         }
+        if !decision.keep {
+            self.body.barren += 1;
+        }
         match self.depart(decision.to, now) {
             Ok((pending, message)) => (token, Settled::Leave(pending, message)),
             Err((body, fault)) => (token, Settled::Failed(body.end(), Failure::Routing(fault))),
@@ -401,7 +404,6 @@ impl Running {
         let first = body.known[to.index()] == 0;
         body.known[to.index()] = len;
         body.hops += 1;
-        body.barren += 1;
         let message = Box::new(PeerReq {
             request: body.spec.id,
             home: body.spec.home,

@@ -1,2 +1,5 @@
 //! The `tokenrouter` binary.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    tokenrouter::cli::run(std::env::args_os())
+}

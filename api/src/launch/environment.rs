@@ -29,8 +29,7 @@ impl Environment {
 
     fn of(variable: impl Fn(&str) -> Option<String>, home: Option<PathBuf>) -> Environment {
         let variable = |name| variable(name).filter(|value: &String| !value.trim().is_empty());
-        let user_cache =
-            variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| home.map(|home| home.join(".cache")));
+        let user_cache = variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| home.map(|home| home.join(".cache")));
         let hub_home = variable("HF_HOME")
             .map(PathBuf::from)
             .or_else(|| user_cache.as_ref().map(|cache| cache.join("huggingface")));

@@ -1,0 +1,129 @@
+//! The command line. Owner: the process. Invariant: settings that are wrong end in one line on stderr and exit code 2,
+//! other failures in exit code 1; what a command prints for machines goes to stdout, everything else to stderr.
+
+mod chat;
+mod check;
+mod eval;
+mod generate;
+mod logs;
+mod options;
+mod paint;
+mod run;
+mod serve;
+
+use crate::launch::{Environment, LaunchError};
+use crate::progress::Progress;
+use clap::{Parser, Subcommand};
+use options::Common;
+use std::ffi::OsString;
+use std::io;
+use std::process::ExitCode;
+use tokenrouter_core::job::{Failure, Refusal};
+
+/// An OpenAI-compatible server in which several models write one answer, token by token.
+#[derive(Debug, Parser)]
+#[command(name = "tokenrouter", version, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve the models over the OpenAI API
+    Serve(serve::Args),
+    /// Answer one prompt, coloured by the model that wrote each token
+    Generate(generate::Args),
+    /// Talk to the models
+    Chat(chat::Args),
+    /// Check a launch file without loading weights, and print it with every default filled in
+    Check(check::Args),
+    /// Measure accuracy and share of each model on a file of problems
+    Eval(eval::Args),
+}
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+enum CliError {
+    /// Settings, files or models.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// An option of the command is wrong.
+    #[error("{0}")]
+    Usage(String),
+    /// The runtime did not take the prompt.
+    #[error("the prompt is refused: {0}")]
+    Refused(#[from] Refusal),
+    /// The answer broke off.
+    #[error("the answer broke off: {0}")]
+    Broken(#[from] Failure),
+    /// Reading or writing failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl CliError {
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            CliError::Launch(error) => ExitCode::from(error.exit_code()),
+            CliError::Usage(_) => ExitCode::from(2),
+            // A reader that went away (`| head`) is no failure.
+            CliError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+            _ => ExitCode::FAILURE,
+        }
+    }
+}
+
+/// What every command gets.
+struct Context {
+    common: Common,
+    environment: Environment,
+    progress: Progress,
+}
+
+/// Runs a command line, program name included.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version come this way too, on stdout with code 0. Nothing is left to do if printing fails.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let quiet = cli.common.quiet || cli.command.wants_json();
+    let progress = if quiet { Progress::hidden() } else { Progress::on_terminal() };
+    let context = Context { common: cli.common, environment: Environment::read(), progress };
+    let result = match cli.command {
+        Command::Serve(args) => serve::run(&context, &args),
+        Command::Generate(args) => generate::run(&context, &args),
+        Command::Chat(args) => chat::run(&context, &args),
+        Command::Check(args) => check::run(&context, &args),
+        Command::Eval(args) => eval::run(&context, &args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let code = error.exit_code();
+            if code != ExitCode::SUCCESS {
+                eprintln!("error: {error}");
+            }
+            code
+        }
+    }
+}
+
+impl Command {
+    fn wants_json(&self) -> bool {
+        match self {
+            Command::Generate(args) => args.json,
+            Command::Eval(args) => args.json,
+            Command::Serve(_) | Command::Chat(_) | Command::Check(_) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+//! `tokenrouter serve`: the OpenAI API until a signal says stop. Owner: the process. Invariant: on the first signal no new
+//! request is taken and running ones may end within `drain_ms`; on the second everything ends at once.
+
+use super::logs::{self, Talk};
+use super::{CliError, Context};
+use crate::http::{self, Listen};
+use crate::launch::{self, LaunchError, Loaded};
+use std::io::{self, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+use tokenrouter_actors::runtime::Runtime;
+use tokenrouter_config::{Bytes, LaunchFile};
+use tokenrouter_core::executor::PAGE_TOKENS;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Options of `serve`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Address to listen on, instead of server.host
+    #[arg(long)]
+    host: Option<String>,
+    /// Port to listen on, instead of server.port; 0 takes any free one
+    #[arg(long, short)]
+    port: Option<u16>,
+}
+
+/// Runs the command.
+pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
+    let overrides = launch::Overrides { host: args.host.clone(), port: args.port, ..context.common.overrides()? };
+    let file = launch::read(context.common.config.as_deref(), &overrides, &context.environment)?;
+    logs::start(context, &file, Talk::Server)?;
+    let addresses = addresses(&file)?;
+    let loaded = super::run::load(context, file)?;
+    actix_rt::System::new().block_on(serve(context, &loaded, addresses))
+}
+
+fn addresses(file: &LaunchFile) -> Result<Vec<SocketAddr>, LaunchError> {
+    let (host, port) = (file.server.host.as_str(), file.server.port);
+    let found = (host, port).to_socket_addrs().map_err(|error| {
+        file.error_at("server.host", format!("server.host = \"{host}\" is no address here: {error}; try \"127.0.0.1\""))
+    })?;
+    // A name may stand for several addresses; with port 0 only one of them could be told to the user.
+    Ok(found.take(if port == 0 { 1 } else { usize::MAX }).collect())
+}
+
+async fn serve(context: &Context, loaded: &Loaded, addresses: Vec<SocketAddr>) -> Result<(), CliError> {
+    let runtime = loaded.start()?;
+    let app = launch::app(loaded, runtime.clone())?;
+    let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4));
+    let listen = Listen { addresses, workers };
+    let (server, bound) = http::server(app, &listen).map_err(|error| {
+        let places: Vec<String> = listen.addresses.iter().map(SocketAddr::to_string).collect();
+        LaunchError::Server(format!(
+            "cannot listen on {}: {error}; choose another server.port or --port",
+            places.join(" and ")
+        ))
+    })?;
+    if !context.common.quiet {
+        io::stdout().write_all(banner(loaded, &bound).as_bytes())?;
+        io::stdout().flush()?;
+    }
+    let handle = server.handle();
+    let mut running = actix_rt::spawn(server);
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        ended = &mut running => return ended.map_err(io::Error::other)?.map_err(CliError::Io),
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    let limit = Duration::from_millis(loaded.file.server.drain_ms);
+    tracing::info!(limit_ms = limit.as_millis() as u64, "stopping: no new requests; a second signal stops at once");
+    let second = tokio::select! {
+        () = stop(&runtime, limit) => false,
+        _ = interrupt.recv() => true,
+        _ = terminate.recv() => true,
+    };
+    if second {
+        runtime.drain(Duration::ZERO).await;
+    }
+    handle.stop(!second).await;
+    Ok(())
+}
+
+async fn stop(runtime: &Runtime, limit: Duration) {
+    runtime.drain(limit).await;
+}
+
+/// What is served, in a few aligned lines; the last one is the address.
+fn banner(loaded: &Loaded, bound: &[SocketAddr]) -> String {
+    let width = loaded.members.iter().map(|member| member.name.len()).max().unwrap_or(0);
+    let mut text = format!("tokenrouter {}\n", env!("CARGO_PKG_VERSION"));
+    for member in &loaded.members {
+        let (info, limits) = (member.model.info(), member.model.limits());
+        let kv_tokens = u64::from(limits.pages) * PAGE_TOKENS as u64;
+        text.push_str(&format!(
+            "model    {:width$}  {} {}  weights {}  context {}  KV {} tokens ({})\n",
+            member.name,
+            info.architecture,
+            parameters(info.parameters),
+            Bytes(info.weight_bytes),
+            limits.context_len,
+            kv_tokens,
+            Bytes(kv_tokens * info.kv_bytes_per_token),
+        ));
+    }
+    let router = &loaded.file.router;
+    let params: Vec<String> = router.params.iter().map(|(name, value)| format!("  {name} {value}")).collect();
+    text.push_str(&format!("router   {}  {}{}\n", router.name, router.algorithm, params.concat()));
+    let batching = &loaded.file.batching;
+    let policy = match batching.policy {
+        tokenrouter_config::Policy::Eager => "eager".to_owned(),
+        tokenrouter_config::Policy::Fixed => {
+            let one = |name: &String| format!("{name} {}", batching.thresholds.get(name).copied().unwrap_or(1));
+            format!("fixed  {}", router.models.iter().map(one).collect::<Vec<_>>().join("  "))
+        }
+    };
+    text.push_str(&format!(
+        "batching {policy}  at most {} ms  {} requests at once\n",
+        batching.max_wait_ms, loaded.file.server.live_max
+    ));
+    for address in bound {
+        text.push_str(&format!("serving  http://{address}/v1\n"));
+    }
+    text
+}
+
+/// `137.5 K`, `8.2 B`: a number of parameters as people say it.
+fn parameters(count: u64) -> String {
+    let (value, unit) = match count {
+        0..1_000_000 => (count as f64 / 1e3, "K"),
+        1_000_000..1_000_000_000 => (count as f64 / 1e6, "M"),
+        _ => (count as f64 / 1e9, "B"),
+    };
+    format!("{value:.1} {unit}")
+}

@@ -1,0 +1,127 @@
+//! From a plan to models in memory and a running runtime. Owner: the command that was given. Invariant: weights are
+//! loaded once; several runtimes can be started from them, one after another or side by side.
+
+use super::{LaunchError, Plan};
+use crate::progress::Progress;
+use crate::text::ModelText;
+use std::sync::Arc;
+use std::time::Duration;
+use tokenrouter_actors::gpu_executor::Seat;
+use tokenrouter_actors::runtime::{self, ModelSpec, Placement, Runtime, RuntimeSpec};
+use tokenrouter_config::{LaunchFile, Policy};
+use tokenrouter_core::batching::{Batching, PolicySpec};
+use tokenrouter_core::executor::{Executor, ExecutorError};
+use tokenrouter_core::routing::Algorithm;
+use tokenrouter_core::text::TextCodec;
+use tokenrouter_gpu::load::{self, LoadedModel};
+use tokenrouter_gpu::weights::GenerationDefaults;
+
+/// A model in memory.
+pub struct Member {
+    /// Its name.
+    pub name: String,
+    /// Weights and sizes.
+    pub model: Arc<LoadedModel>,
+    /// Vocabulary and chat template.
+    pub text: ModelText,
+    /// Sampling defaults and stop tokens that came with it.
+    pub generation: GenerationDefaults,
+}
+
+/// Everything in memory, ready to start.
+pub struct Loaded {
+    /// The effective launch file.
+    pub file: LaunchFile,
+    /// The routing algorithm with its parameters.
+    pub algorithm: Arc<dyn Algorithm>,
+    /// The models in the router's order; never empty.
+    pub members: Vec<Member>,
+}
+
+impl Loaded {
+    /// Reads the weights of all models, with a bar for each.
+    ///
+    /// # Errors
+    /// [`LaunchError::Load`] naming the model.
+    pub fn new(plan: Plan, progress: &Progress) -> Result<Loaded, LaunchError> {
+        let mut members = Vec::new();
+        for planned in plan.models {
+            let bar = progress.bytes(&format!("load {}", planned.name), planned.inspection.weight_bytes);
+            let report = &mut |at: load::Progress| bar.set_position(at.bytes);
+            let model = load::load_files(&planned.files, &planned.options, report)
+                .map_err(|reason| LaunchError::Load { model: planned.name.clone(), reason })?;
+            bar.finish_and_clear();
+            let info = model.info();
+            tracing::info!(model = %planned.name, bytes = info.weight_bytes, parameters = info.parameters, "loaded");
+            members.push(Member {
+                name: planned.name,
+                model: Arc::new(model),
+                text: planned.text,
+                generation: planned.files.generation,
+            });
+        }
+        Ok(Loaded { file: plan.file, algorithm: plan.algorithm, members })
+    }
+
+    /// The vocabulary shared by all models.
+    pub fn codec(&self) -> Arc<dyn TextCodec> {
+        self.members[0].text.tokenizer.clone()
+    }
+
+    /// Vocabulary and chat template for the routed name: those of the first model that has a template.
+    pub fn text(&self) -> &ModelText {
+        let with_template = self.members.iter().find(|member| member.text.template.is_some());
+        &with_template.unwrap_or(&self.members[0]).text
+    }
+
+    /// Names of the models, by index.
+    pub fn names(&self) -> Vec<String> {
+        self.members.iter().map(|member| member.name.clone()).collect()
+    }
+
+    /// Starts a runtime with the launch file's algorithm. Must be called within an actix system.
+    ///
+    /// # Errors
+    /// [`LaunchError::Start`] when the runtime refuses a setting.
+    pub fn start(&self) -> Result<Runtime, LaunchError> {
+        self.start_with(self.algorithm.clone())
+    }
+
+    /// As [`Loaded::start`], with another algorithm.
+    ///
+    /// # Errors
+    /// As [`Loaded::start`].
+    pub fn start_with(&self, algorithm: Arc<dyn Algorithm>) -> Result<Runtime, LaunchError> {
+        let spec = RuntimeSpec {
+            models: self.members.iter().map(model_spec).collect(),
+            codec: self.codec(),
+            algorithm,
+            batching: batching(&self.file),
+            live_max: self.file.server.live_max,
+            placement: Placement::OwnArbiter,
+        };
+        Ok(runtime::start(spec)?)
+    }
+}
+
+fn model_spec(member: &Member) -> ModelSpec {
+    let model = member.model.clone();
+    ModelSpec {
+        name: member.name.clone(),
+        limits: member.model.limits(),
+        eos: member.model.info().eos.clone(),
+        executor: Seat::Thread(Arc::new(move || {
+            let runner = model.executor().map_err(|error| ExecutorError::Lost(error.to_string()))?;
+            Ok(Box::new(runner) as Box<dyn Executor>)
+        })),
+    }
+}
+
+fn batching(file: &LaunchFile) -> Batching {
+    let threshold = |name: &String| file.batching.thresholds.get(name).copied().unwrap_or(1);
+    let policy = match file.batching.policy {
+        Policy::Eager => PolicySpec::Eager,
+        Policy::Fixed => PolicySpec::Fixed(file.router.models.iter().map(threshold).collect()),
+    };
+    Batching { policy, max_wait: Duration::from_millis(file.batching.max_wait_ms) }
+}

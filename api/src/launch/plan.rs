@@ -1,0 +1,188 @@
+//! What can be known before a weight is read: the algorithm, the opened files, vocabularies, sizes.
+//! Owner: the launcher. Invariant: a [`Plan`] that exists can be loaded unless the machine fails; all its models share
+//! one token table.
+
+use super::LaunchError;
+use crate::text::ModelText;
+use serde_json::Value as Json;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokenrouter_config::{Bytes, ConfigError, DEFAULT_KV_BYTES, KvBudget, LaunchFile, Model};
+use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
+use tokenrouter_core::routing::{self, Algorithm, RoutingError};
+use tokenrouter_gpu::load::{self, KvMemory, LoadError, LoadOptions};
+use tokenrouter_gpu::ops::KvFormat;
+use tokenrouter_gpu::weights::{self, Inspection, ModelConfig, ModelFiles};
+
+/// A launch file whose models were opened and checked.
+pub struct Plan {
+    /// The launch file, KV memory of every model filled in.
+    pub file: LaunchFile,
+    /// The routing algorithm with its parameters.
+    pub algorithm: Arc<dyn Algorithm>,
+    /// The models in the router's order.
+    pub models: Vec<PlannedModel>,
+}
+
+/// A model that was opened and checked.
+pub struct PlannedModel {
+    /// Its name.
+    pub name: String,
+    /// Its files; tensor data is not read yet.
+    pub files: ModelFiles,
+    /// What is known of it.
+    pub inspection: Inspection,
+    /// Vocabulary and chat template.
+    pub text: ModelText,
+    /// How it is loaded.
+    pub options: LoadOptions,
+    /// What its executor will hold and do.
+    pub limits: ExecutorLimits,
+}
+
+/// The algorithm of a launch file.
+///
+/// # Errors
+/// An error at `router.algorithm`, or at the parameter that is wrong.
+pub fn algorithm(file: &LaunchFile) -> Result<Arc<dyn Algorithm>, ConfigError> {
+    let router = &file.router;
+    routing::build(&router.algorithm, &Json::Object(router.params.clone()), router.models.len()).map_err(|error| {
+        match &error {
+            RoutingError::Unknown { name, known } => {
+                let names: Vec<&str> = known.split(", ").collect();
+                let hint = match tokenrouter_config::nearest(name, names) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => format!("known: {known}"),
+                };
+                file.error_at("router.algorithm", format!("unknown routing algorithm `{name}`; {hint}"))
+            }
+            RoutingError::Models { .. } => {
+                file.error_at("router.models", format!("{error}; change router.models or router.algorithm"))
+            }
+            RoutingError::Param { name, message } => {
+                // The algorithm words its own errors; the key it quotes tells the line.
+                let quoted = router.params.keys().find(|key| message.contains(&format!("`{key}`")));
+                let key = quoted.or_else(|| router.params.keys().find(|key| message.contains(key.as_str())));
+                let place = key.map_or("router.params".to_owned(), |key| format!("router.params.{key}"));
+                let known = known_params(name);
+                let hint = key
+                    .filter(|key| !known.contains(&key.as_str()))
+                    .and_then(|key| tokenrouter_config::nearest(key, known.clone()));
+                let hint = hint.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+                file.error_at(&place, format!("{place}: {message}{hint}"))
+            }
+        }
+    })
+}
+
+fn known_params(algorithm: &str) -> Vec<&'static str> {
+    let entry = routing::list().find(|entry| entry.name == algorithm);
+    entry.map(|entry| entry.params.iter().map(|param| param.name).collect()).unwrap_or_default()
+}
+
+impl Plan {
+    /// Opens the models at these paths (in the order of `file.models`) and checks everything that needs no weights.
+    ///
+    /// # Errors
+    /// [`LaunchError::Config`] at the key that is wrong.
+    pub fn new(mut file: LaunchFile, paths: Vec<PathBuf>) -> Result<Plan, LaunchError> {
+        let algorithm = algorithm(&file)?;
+        let mut models: Vec<PlannedModel> = Vec::new();
+        for (index, path) in paths.iter().enumerate() {
+            let planned = plan_model(&file, index, path)?;
+            if let Some(first) = models.first() {
+                same_tokens(&file, first, &planned)?;
+            }
+            models.push(planned);
+        }
+        for (model, planned) in file.models.iter_mut().zip(&models) {
+            model.context_length = Some(planned.limits.context_len);
+            if model.kv == KvBudget::Default {
+                model.kv = KvBudget::Tokens(planned.limits.pages * PAGE_TOKENS as u32);
+            }
+        }
+        Ok(Plan { file, algorithm, models })
+    }
+}
+
+fn plan_model(file: &LaunchFile, index: usize, path: &Path) -> Result<PlannedModel, ConfigError> {
+    let model = &file.models[index];
+    let wrong = |key: &str, problem: &dyn Display| file.error_at(&format!("models.{}.{key}", model.name), problem);
+    let files = weights::open(path).map_err(|error| wrong("path", &error))?;
+    let inspection = files.inspect().map_err(|error| wrong("path", &error))?;
+    let text = ModelText::load(&files).map_err(|error| wrong("path", &error))?;
+    let options = options(model, &inspection, file.server.live_max);
+    let limits = load::check(&files, &options).map_err(|error| {
+        let key = match &error {
+            LoadError::Context { .. } => "context_length",
+            LoadError::StepSize { what, .. } => what,
+            LoadError::KvTooSmall { .. } | LoadError::Memory { .. } => match model.kv {
+                KvBudget::Tokens(_) => "kv_tokens",
+                KvBudget::Memory(_) | KvBudget::Default => "kv_memory",
+            },
+            LoadError::Weights(_) | LoadError::Ops(_) | LoadError::Architecture { .. } => "path",
+        };
+        wrong(key, &format_args!("model `{}`: {error}", model.name))
+    })?;
+    Ok(PlannedModel { name: model.name.clone(), files, inspection, text, options, limits })
+}
+
+/// The loader's options for a model of the launch file.
+fn options(model: &Model, inspection: &Inspection, live_max: u32) -> LoadOptions {
+    let kv_format = match model.kv_format {
+        tokenrouter_config::KvFormat::F16 => KvFormat::F16,
+        tokenrouter_config::KvFormat::F32 => KvFormat::F32,
+    };
+    let cores = model.cores.as_ref().map(|cores| cores.iter().map(|core| *core as usize).collect::<Vec<_>>());
+    let threads = model.threads.map_or_else(|| cores.as_ref().map_or(0, Vec::len), |threads| threads as usize);
+    LoadOptions {
+        threads,
+        cores,
+        kv: kv_memory(model, (&inspection.config, kv_format), live_max),
+        kv_format,
+        context_len: model.context_length,
+        rows_max: model.rows_max,
+        step_tokens_max: model.step_tokens_max,
+        real_vocab: Some(inspection.tokens.len),
+    }
+}
+
+/// KV memory as asked for; by default room for the context of every live request, within [`DEFAULT_KV_BYTES`].
+fn kv_memory(model: &Model, (config, format): (&ModelConfig, KvFormat), live_max: u32) -> KvMemory {
+    let pages = |tokens: u64| u32::try_from(tokens.div_ceil(PAGE_TOKENS as u64)).unwrap_or(u32::MAX);
+    match model.kv {
+        KvBudget::Memory(Bytes(bytes)) => KvMemory::Bytes(bytes),
+        KvBudget::Tokens(tokens) => KvMemory::Pages(pages(u64::from(tokens))),
+        KvBudget::Default => {
+            // A key and a value in every layer.
+            let numbers = 2 * config.layers as u64 * config.kv_heads as u64 * config.head_dim as u64;
+            let bytes_per_number = match format {
+                KvFormat::F16 => 2,
+                KvFormat::F32 => 4,
+            };
+            let token_bytes = (numbers * bytes_per_number).max(1);
+            let context = model.context_length.map_or(config.context as u64, u64::from);
+            let affordable = DEFAULT_KV_BYTES.0 / token_bytes;
+            KvMemory::Pages(pages(affordable.min(context.saturating_mul(u64::from(live_max)))))
+        }
+    }
+}
+
+/// All models of a router speak in the same token ids.
+fn same_tokens(file: &LaunchFile, first: &PlannedModel, other: &PlannedModel) -> Result<(), ConfigError> {
+    let (a, b) = (first.inspection.tokens, other.inspection.tokens);
+    if a == b {
+        return Ok(());
+    }
+    let difference = if a.len == b.len {
+        format!("both have {} tokens but not the same", a.len)
+    } else {
+        format!("{} and {} tokens", a.len, b.len)
+    };
+    let message = format!(
+        "the token table of model `{}` differs from that of `{}` ({difference}); a router needs models of one tokenizer",
+        other.name, first.name
+    );
+    Err(file.error_at(&format!("models.{}.path", other.name), message))
+}

@@ -320,6 +320,23 @@ async fn every_body_metric_parses_and_counts_the_route_pattern() {
 }
 
 #[actix_web::test]
+async fn health_turns_red_when_waiting_work_does_not_move_and_metrics_show_it() {
+    let engine = ScriptedEngine::new([]);
+    let service = actix_web::App::new().app_data(web::Data::new(app(Arc::clone(&engine)))).configure(routes);
+    let service = init_service(service).await;
+    let mut model = tokenrouter_actors::runtime::ModelSnapshot { name: "small".to_owned(), ..Default::default() };
+    model.batcher.waiting = 3;
+    for (seconds, status) in [(10, 200), (69, 200), (70, 503)] {
+        engine.say(tokenrouter_core::ids::Time(seconds * 1_000_000_000), vec![model.clone()]);
+        let response = call_service(&service, TestRequest::get().uri("/health").to_request()).await;
+        assert_eq!(response.status().as_u16(), status, "at {seconds} s");
+    }
+    let response = call_service(&service, TestRequest::get().uri("/metrics").to_request()).await;
+    let text = String::from_utf8(read_body(response).await.to_vec()).unwrap();
+    assert!(text.contains("vllm:num_requests_waiting{model_name=\"small\"} 3\n"), "{text}");
+}
+
+#[actix_web::test]
 async fn random_streams_equal_their_whole_answers() {
     let mut seed = u64::from_le_bytes(uuid::Uuid::new_v4().as_bytes()[..8].try_into().unwrap());
     println!("seed {seed}");

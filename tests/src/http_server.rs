@@ -1,0 +1,256 @@
+//! The real HTTP server over the real runtime with two simulated models: routed name "pair", models "small" and "large".
+//! Owner: the test that starts it. Invariant: it lives in a thread of its own and listens on a free port of the loopback;
+//! every request of the pair hops.
+
+use crate::world::Words;
+use actix_rt::System;
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokenrouter::http::types::chat::Conversation;
+use tokenrouter::http::types::generation::SamplingDefaults;
+use tokenrouter::http::{App, ChatTemplate, Limits, Listen, Parts, Served, server};
+use tokenrouter_actors::gpu_executor::Seat;
+use tokenrouter_actors::runtime::{ModelSpec, Placement, Runtime, RuntimeSnapshot, RuntimeSpec, start};
+use tokenrouter_core::batching::{Batching, PolicySpec};
+use tokenrouter_core::executor::{
+    Executor, ExecutorError, ExecutorLimits, Row, RowOutput, Step, StepOutput, TokenLogprobs,
+};
+use tokenrouter_core::ids::ModelIdx;
+use tokenrouter_core::job::{Prompt, Target};
+use tokenrouter_core::routing;
+use tokenrouter_core::sim::{FaultPlan, Language, SimExecutor, Skill};
+use tokenrouter_core::text::SpecialTokens;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+
+const VOCAB: u32 = 32;
+const LIMITS: ExecutorLimits =
+    ExecutorLimits { pages: 512, rows_max: 8, step_tokens_max: 64, context_len: 2048, vocab_width: VOCAB };
+
+/// What a test changes.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Batching thresholds; eager when absent.
+    pub thresholds: Option<Vec<u32>>,
+    /// Time of a step.
+    pub step: Duration,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Setup { thresholds: None, step: Duration::from_millis(1) }
+    }
+}
+
+/// A door in front of a device.
+#[derive(Clone, Default)]
+struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    fn set(&self, shut: bool) {
+        *self.0.0.lock().expect("no panic holds it") = shut;
+        self.0.1.notify_all();
+    }
+
+    fn pass(&self) {
+        let shut = self.0.0.lock().expect("no panic holds it");
+        drop(self.0.1.wait_while(shut, |shut| *shut).expect("no panic holds it"));
+    }
+}
+
+/// A simulated model that takes its time and has an opinion on every token.
+struct Gated {
+    inner: SimExecutor,
+    gate: Gate,
+    step: Duration,
+}
+
+impl Executor for Gated {
+    fn limits(&self) -> ExecutorLimits {
+        self.inner.limits()
+    }
+
+    fn step(&mut self, step: &Step) -> Result<StepOutput, ExecutorError> {
+        self.gate.pass();
+        std::thread::sleep(self.step);
+        let mut output = self.inner.step(step)?;
+        step.rows.iter().zip(&mut output.rows).for_each(|(row, output)| add_logprobs(row, output));
+        Ok(output)
+    }
+}
+
+/// The token drawn is the most probable; the ones after it in the vocabulary follow.
+fn add_logprobs(row: &Row, output: &mut RowOutput) {
+    let wanted = row.draw.as_ref().and_then(|draw| draw.logprobs);
+    if let (RowOutput::Drawn(drawn), Some(alternatives)) = (output, wanted) {
+        let token = |place: u8| (drawn.token + u32::from(place)) % VOCAB;
+        let top = (0..alternatives).map(|place| (token(place), -0.25 - f32::from(place))).collect();
+        drawn.logprobs = Some(TokenLogprobs { chosen: -0.25, top });
+    }
+}
+
+/// A conversation is its words, one turn after the other.
+struct Turns;
+
+impl ChatTemplate for Turns {
+    fn prompt(&self, conversation: &Conversation) -> Result<Prompt, String> {
+        let turns: Vec<&str> = conversation.messages.iter().map(|message| message.content.trim()).collect();
+        Ok(Prompt::Text { text: turns.join(" "), special: SpecialTokens::AsText, add_bos: false })
+    }
+}
+
+/// A running server; it lives in a thread of its own.
+pub struct Server {
+    /// Where it listens.
+    pub address: SocketAddr,
+    runtime: Runtime,
+    gates: Vec<Gate>,
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Server {
+    /// Starts a server on a free port.
+    pub fn start(setup: Setup) -> Server {
+        let gates = vec![Gate::default(), Gate::default()];
+        let (stop, stopped) = oneshot::channel();
+        let (ready, started) = mpsc::channel();
+        let doors = gates.clone();
+        let thread = std::thread::spawn(move || {
+            System::new().block_on(async move {
+                let runtime = start(spec(&setup, &doors)).expect("the settings are right");
+                let listen = Listen { addresses: vec![([127, 0, 0, 1], 0).into()], workers: 2 };
+                let (server, bound) = server(app(runtime.clone()), &listen).expect("a free port");
+                let handle = server.handle();
+                let served = actix_rt::spawn(server);
+                ready.send((bound[0], runtime.clone())).expect("the test waits");
+                stopped.await.ok();
+                runtime.drain(Duration::from_secs(2)).await;
+                handle.stop(false).await;
+                served.await.expect("no panic").expect("no error");
+            });
+        });
+        let (address, runtime) = started.recv_timeout(Duration::from_secs(20)).expect("the server starts");
+        Server { address, runtime, gates, stop, thread }
+    }
+
+    /// Requests that are alive.
+    pub fn live(&self) -> u32 {
+        self.runtime.snapshot().live
+    }
+
+    /// Stops the device of a model before its next step.
+    pub fn hold(&self, model: usize) {
+        self.gates[model].set(true);
+    }
+
+    /// Lets it go on.
+    pub fn release(&self, model: usize) {
+        self.gates[model].set(false);
+    }
+
+    /// Waits until a condition holds.
+    pub async fn until(&self, what: &str, holds: impl Fn(&RuntimeSnapshot) -> bool) {
+        self.within(Duration::from_secs(5), what, holds).await;
+    }
+
+    /// Waits until no request is alive and no KV page is held by one.
+    pub async fn idle_within(&self, limit: Duration, when: &str) {
+        self.within(limit, when, |snapshot| {
+            let idle = |model: &tokenrouter_actors::runtime::ModelSnapshot| {
+                model.kv.pages_free + model.kv.pages_cached == model.kv.pages_total
+                    && model.kv.leases == 0
+                    && model.inter_model.pending == 0
+                    && model.batcher.waiting == 0
+            };
+            snapshot.live == 0 && snapshot.models.iter().all(idle)
+        })
+        .await;
+    }
+
+    async fn within(&self, limit: Duration, what: &str, holds: impl Fn(&RuntimeSnapshot) -> bool) {
+        let begin = Instant::now();
+        loop {
+            let snapshot = self.runtime.snapshot();
+            if holds(&snapshot) {
+                return;
+            }
+            assert!(begin.elapsed() < limit, "{what}: not within {limit:?}: {snapshot:#?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// One series of `/metrics`; 0 when it is absent.
+    pub async fn metric(&self, series: &str) -> f64 {
+        let mut socket = TcpStream::connect(self.address).await.expect("the server listens");
+        let request = "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        socket.write_all(request.as_bytes()).await.expect("the request is sent");
+        let mut text = String::new();
+        socket.read_to_string(&mut text).await.expect("an answer");
+        let line = text.lines().find_map(|line| line.strip_prefix(series)).unwrap_or(" 0");
+        line.trim().parse().expect("a number")
+    }
+
+    /// Ends the server.
+    pub fn stop(self) {
+        self.gates.iter().for_each(|gate| gate.set(false));
+        self.stop.send(()).expect("the server runs");
+        self.thread.join().expect("the server ends without a panic");
+    }
+}
+
+fn spec(setup: &Setup, gates: &[Gate]) -> RuntimeSpec {
+    let models = ["small", "large"].into_iter().zip([Skill::Small, Skill::Large]).zip(gates);
+    let models = models.map(|((name, skill), gate)| {
+        let (gate, step) = (gate.clone(), setup.step);
+        let language = Language { vocab: VOCAB, hard: 0.2, eos: None };
+        ModelSpec {
+            name: name.to_owned(),
+            limits: LIMITS,
+            eos: Vec::new(),
+            executor: Seat::Thread(Arc::new(move || {
+                let inner = SimExecutor::new(LIMITS, language.clone(), skill, FaultPlan::default());
+                Ok(Box::new(Gated { inner, gate: gate.clone(), step }))
+            })),
+        }
+    });
+    // Small to large always, large to small half the time: both models see every request.
+    let chances = serde_json::json!({"p": [[0.0, 1.0], [0.5, 0.5]], "keep": [[true, true], [true, true]]});
+    RuntimeSpec {
+        models: models.collect(),
+        codec: Arc::new(Words::new(VOCAB)),
+        algorithm: routing::build("bernoulli", &chances, 2).expect("the parameters are right"),
+        batching: Batching {
+            policy: setup.thresholds.clone().map_or(PolicySpec::Eager, PolicySpec::Fixed),
+            max_wait: Duration::from_secs(60),
+        },
+        live_max: 64,
+        placement: Placement::OwnArbiter,
+    }
+}
+
+fn app(runtime: Runtime) -> App {
+    let served = |id: &str, target| Served {
+        id: id.to_owned(),
+        target,
+        context_len: LIMITS.context_len,
+        defaults: SamplingDefaults::default(),
+        chat: Some(Arc::new(Turns)),
+    };
+    let parts = Parts {
+        engine: Arc::new(runtime),
+        codec: Arc::new(Words::new(VOCAB)),
+        served: vec![
+            served("pair", Target::Routed),
+            served("small", Target::Only(ModelIdx(0))),
+            served("large", Target::Only(ModelIdx(1))),
+        ],
+        model_names: vec!["small".to_owned(), "large".to_owned()],
+        limits: Limits::default(),
+    };
+    App::new(parts).expect("the metrics can be set up")
+}

@@ -207,3 +207,94 @@ impl<T: Waiting> Gate<T> {
         Verdict::Go(batch, reason)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Guest {
+        since: Time,
+        pinned: bool,
+    }
+
+    impl Waiting for Guest {
+        fn since(&self) -> Time {
+            self.since
+        }
+
+        fn is_pinned(&self) -> bool {
+            self.pinned
+        }
+    }
+
+    const MS: u64 = 1_000_000;
+
+    /// A gate with these thresholds for model 0, `live` requests, and guests that came at these milliseconds.
+    fn gate(thresholds: &[u32], live: u32, guests: &[u64]) -> Gate<Guest> {
+        let policy = PolicySpec::Fixed(thresholds.to_vec()).build(thresholds.len()).unwrap();
+        let mut gate = Gate::new(ModelIdx(0), policy, Duration::from_millis(50));
+        gate.set_live(live);
+        for &ms in guests {
+            gate.push(Guest { since: Time(ms * MS), pinned: false });
+        }
+        gate
+    }
+
+    #[track_caller]
+    fn check(mut gate: Gate<Guest>, now_ms: u64, expected: Result<(usize, Release), Option<u64>>) {
+        let verdict = match gate.poll(Time(now_ms * MS), 8) {
+            Verdict::Go(batch, reason) => Ok((batch.len(), reason)),
+            Verdict::WaitUntil(moment) => Err(Some(moment.0 / MS)),
+            Verdict::Idle => Err(None),
+        };
+        assert_eq!(verdict, expected);
+    }
+
+    #[test]
+    fn a_batch_is_released_for_a_reason() {
+        check(gate(&[3], 5, &[]), 0, Err(None));
+        check(gate(&[3], 5, &[1, 2]), 10, Err(Some(51)));
+        check(gate(&[3], 5, &[1, 2, 3]), 10, Ok((3, Release::Threshold)));
+        check(gate(&[3], 5, &[1, 2, 3, 4]), 10, Ok((4, Release::Threshold)));
+        check(gate(&[3], 2, &[1, 2]), 10, Ok((2, Release::Threshold)));
+        check(gate(&[3, 3], 5, &[1, 2]), 51, Ok((2, Release::Timeout)));
+        check(gate(&[3], 0, &[1]), 10, Ok((1, Release::Threshold)));
+    }
+
+    #[test]
+    fn who_belongs_to_one_model_takes_the_others_along() {
+        let mut gate = gate(&[4], 9, &[1, 2]);
+        gate.push(Guest { since: Time(0), pinned: true });
+        check(gate, 10, Ok((3, Release::Pinned)));
+    }
+
+    #[test]
+    fn a_full_batch_goes_and_the_rest_stays() {
+        let mut gate = gate(&[9], 20, &[1; 8]);
+        gate.push(Guest { since: Time(2 * MS), pinned: false });
+        assert!(matches!(gate.poll(Time(3 * MS), 8), Verdict::Go(batch, Release::Threshold) if batch.len() == 8));
+        assert_eq!(gate.poll(Time(3 * MS), 8), Verdict::WaitUntil(Time(52 * MS)));
+    }
+
+    #[test]
+    fn thresholds_must_match_the_models() {
+        let wrong = PolicySpec::Fixed(vec![1, 2, 3]).build(2).map(drop).unwrap_err();
+        assert_eq!(wrong, "batching.thresholds has 3 entries but the router has 2 models");
+        assert!(PolicySpec::Fixed(vec![1, 0]).build(2).is_err());
+    }
+
+    proptest! {
+        /// Wherever the live requests wait, some model has enough of them; and no threshold falls further than it must.
+        #[test]
+        fn clamped_thresholds_cannot_starve(thresholds in prop::collection::vec(0u32..20, 1..5), live in 0u32..30) {
+            let clamped = clamp(thresholds.clone(), live);
+            let excess: u32 = clamped.iter().map(|b| b - 1).sum();
+            prop_assert!(excess < live.max(1));
+            prop_assert!(clamped.iter().zip(&thresholds).all(|(&now, &was)| now >= 1 && now <= was.max(1)));
+            let wanted: u32 = thresholds.iter().map(|&b| b.max(1).min(live.max(1)) - 1).sum();
+            prop_assert_eq!(excess, wanted.min(live.max(1) - 1));
+        }
+    }
+}

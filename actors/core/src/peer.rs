@@ -125,3 +125,40 @@ pub struct Envelope {
     /// What it says.
     pub frame: PeerFrame,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(held: &[TokenId], base: u32, sent: &[TokenId], expected: Result<&[TokenId], PeerError>) {
+        let message = PeerReq {
+            request: RequestId(1),
+            home: ModelIdx(0),
+            from: ModelIdx(0),
+            to: ModelIdx(1),
+            spec: None,
+            base,
+            tokens: sent.into(),
+            known: Known::new(),
+            hops: 1,
+            barren: 0,
+            live: LiveNotes::new(),
+            ext: Vec::new(),
+        };
+        let mut tokens = held.to_vec();
+        let outcome = message.append_to(&mut tokens);
+        assert_eq!(tokens, *expected.as_ref().unwrap_or(&held));
+        assert_eq!(outcome, expected.map(|_| ()));
+    }
+
+    #[test]
+    fn suffixes_are_appended_overlap_is_trimmed_gaps_are_refused() {
+        check(&[7, 8], 2, &[9], Ok(&[7, 8, 9]));
+        check(&[7, 8], 0, &[7, 8, 9], Ok(&[7, 8, 9]));
+        check(&[7, 8], 2, &[], Ok(&[7, 8]));
+        check(&[7, 8], 3, &[9], Err(PeerError::Gap { known: 2, base: 3 }));
+        check(&[7, 8], 1, &[5, 9], Err(PeerError::Conflict { known: 2, end: 3 }));
+        check(&[7, 8], 0, &[7], Err(PeerError::Conflict { known: 2, end: 1 }));
+    }
+}

@@ -6,6 +6,9 @@ use crate::executor::{ExecutorLimits, Needs, Step};
 use crate::kv::KvPool;
 use crate::request::{Queued, Running};
 
+/// A step must hold this many tokens: a prefill chunk and decodes beside it.
+pub const STEP_TOKENS_MIN: u32 = 2 * CHUNK_MIN;
+
 /// A prefill chunk is never cut shorter than this, unless it is the rest of the prompt.
 const CHUNK_MIN: u32 = 16;
 
@@ -30,9 +33,8 @@ pub struct Plan {
 pub fn plan(batch: Vec<Queued>, limits: &ExecutorLimits, pool: &KvPool, needs: Needs) -> Plan {
     let mut plan = Plan::default();
     let ready = admit(batch, pool, &mut plan.deferred);
-    let mut budget = Budget::new(&ready, limits);
-    for queued in ready {
-        let consumes = budget.take(queued.behind());
+    let shares = share(&ready, limits);
+    for (queued, consumes) in ready.into_iter().zip(shares) {
         if consumes == 0 {
             plan.deferred.push(queued);
             continue;
@@ -68,8 +70,20 @@ fn admit(mut batch: Vec<Queued>, pool: &KvPool, deferred: &mut Vec<Queued>) -> V
     ready
 }
 
+/// How many tokens of the step each may consume; who waited longest chooses first, so nobody is passed over twice.
+fn share(ready: &[Queued], limits: &ExecutorLimits) -> Vec<u32> {
+    let mut budget = Budget::new(ready, limits);
+    let mut order: Vec<usize> = (0..ready.len()).collect();
+    order.sort_by_key(|&index| ready[index].since());
+    let mut shares = vec![0; ready.len()];
+    for index in order {
+        shares[index] = budget.take(ready[index].behind());
+    }
+    shares
+}
+
 /// Tokens and rows left in a step. Decodes and extends have their tokens reserved before prefill gets any, so that a
-/// long prompt never keeps running requests from moving.
+/// long prompt never keeps running requests from moving; one prefill chunk always fits, so that they never keep it out.
 struct Budget {
     rows: u32,
     reserved: u32,
@@ -79,22 +93,84 @@ struct Budget {
 impl Budget {
     fn new(batch: &[Queued], limits: &ExecutorLimits) -> Self {
         let short = batch.iter().map(Queued::behind).filter(|&behind| behind < PREFILL_MIN);
-        let reserved = short.sum::<u32>().min(limits.step_tokens_max);
+        let chunk = if batch.iter().any(|queued| queued.behind() >= PREFILL_MIN) { CHUNK_MIN } else { 0 };
+        let reserved = short.sum::<u32>().min(limits.step_tokens_max.saturating_sub(chunk));
         Budget { rows: limits.rows_max, reserved, tokens: limits.step_tokens_max - reserved }
     }
 
     /// Takes up to `behind` tokens and a row out; 0 = not this time.
     fn take(&mut self, behind: u32) -> u32 {
         let is_short = behind < PREFILL_MIN;
-        let granted = match () {
-            () if self.rows == 0 => 0,
-            () if is_short && behind <= self.reserved => behind,
-            () if is_short => 0,
-            () => Some(behind.min(self.tokens)).filter(|&chunk| chunk == behind || chunk >= CHUNK_MIN).unwrap_or(0),
-        };
         let from = if is_short { &mut self.reserved } else { &mut self.tokens };
+        let chunk = behind.min(*from);
+        let worthwhile = is_short || chunk == behind || chunk >= CHUNK_MIN;
+        let granted = if worthwhile && self.rows > 0 { chunk } else { 0 };
         *from -= granted;
         self.rows -= u32::from(granted > 0);
         granted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{ModelIdx, RequestId, Time};
+    use crate::job::Target;
+    use crate::request::{RequestSpec, Seat};
+    use crate::routing::{Algorithm, stay::Stay};
+    use crate::sampling::SamplingParams;
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    fn queued(id: u64, tokens: u32, pool: &KvPool) -> Queued {
+        let spec = RequestSpec {
+            id: RequestId(id),
+            home: ModelIdx(0),
+            models: 1,
+            prompt_len: tokens,
+            len_max: tokens + 1,
+            len_min: tokens,
+            eos: Vec::new(),
+            stop_ids: Vec::new(),
+            sampling: Arc::new(SamplingParams::default()),
+            target: Target::Routed,
+            logprobs: None,
+            entropy: false,
+        };
+        let route = Stay { models: 1 }.start();
+        let prompt = (0..tokens).map(|at| id as u32 * 1000 + at).collect();
+        Queued::arrive(Arc::new(spec), prompt, Seat { me: ModelIdx(0), pool, route, now: Time(0) })
+    }
+
+    proptest! {
+        #[test]
+        fn every_request_comes_out_once_and_limits_hold(lens in prop::collection::vec(prop_oneof![1u32..4, 60u32..70, 1u32..400], 1..12), pages in 4u32..60, rows_max in 1u32..8, step_tokens_max in 64u32..200) {
+            let limits = ExecutorLimits { pages, rows_max, step_tokens_max, context_len: 1000, vocab_width: 10 };
+            let pool = KvPool::new(pages);
+            let batch = lens.iter().zip(1..).map(|(&len, id)| queued(id, len, &pool)).collect();
+            let plan = plan(batch, &limits, &pool, Needs::default());
+            let mut ids: Vec<u64> = plan.running.iter().map(|running| running.id().0).chain(plan.deferred.iter().map(|queued| queued.id().0)).collect();
+            ids.sort_unstable();
+            prop_assert_eq!(ids, (1..=lens.len() as u64).collect::<Vec<_>>());
+            prop_assert!(plan.step.tokens() <= step_tokens_max as usize && plan.step.rows.len() <= rows_max as usize);
+            for (row, running) in plan.step.rows.iter().zip(&plan.running) {
+                let end = row.start + row.tokens.len() as u32;
+                prop_assert_eq!(row.request, running.id());
+                prop_assert!(row.pages.len() * crate::executor::PAGE_TOKENS >= end as usize);
+                prop_assert_eq!(row.draw.is_some(), end == lens[row.request.0 as usize - 1]);
+            }
+            let fits = lens[0].div_ceil(16) <= pages;
+            prop_assert!(!fits || plan.running.iter().any(|running| running.id() == RequestId(1)), "the oldest takes part");
+        }
+    }
+
+    #[test]
+    fn decodes_keep_moving_beside_a_long_prompt() {
+        let limits = ExecutorLimits { pages: 64, rows_max: 8, step_tokens_max: 64, context_len: 1000, vocab_width: 10 };
+        let pool = KvPool::new(64);
+        let batch = vec![queued(1, 300, &pool), queued(2, 1, &pool), queued(3, 5, &pool)];
+        let plan = plan(batch, &limits, &pool, Needs::default());
+        let consumed: Vec<(u64, usize)> = plan.step.rows.iter().map(|row| (row.request.0, row.tokens.len())).collect();
+        assert_eq!(consumed, [(1, 58), (2, 1), (3, 5)]);
     }
 }

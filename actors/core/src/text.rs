@@ -159,3 +159,86 @@ fn overlap(text: &str, stop: &str) -> usize {
         })
         .unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Cuts `whole` after each of the lengths, in order.
+    fn pieces<'a, T>(whole: &'a [T], cuts: &[usize]) -> Vec<&'a [T]> {
+        let mut rest = whole;
+        let mut out = Vec::new();
+        for &cut in cuts {
+            let (piece, tail) = rest.split_at(cut.min(rest.len()));
+            out.push(piece);
+            rest = tail;
+        }
+        out.push(rest);
+        out
+    }
+
+    /// The definition: the stop string that completes first, the earlier in the list among equals.
+    fn first_stop(text: &str, stops: &[String]) -> Option<(usize, usize)> {
+        (0..=text.len()).find_map(|end| {
+            stops.iter().position(|stop| text.as_bytes()[..end].ends_with(stop.as_bytes())).map(|index| (end, index))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn utf8_pieces_join_to_the_lossy_text(bytes in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select("aé€😀".as_bytes().to_vec())], 0..60), cuts in prop::collection::vec(0usize..5, 0..40)) {
+            let mut stream = Utf8Stream::default();
+            let mut text: String = pieces(&bytes, &cuts).into_iter().map(|piece| stream.push(piece)).collect();
+            text.push_str(&stream.finish());
+            prop_assert_eq!(text, String::from_utf8_lossy(&bytes));
+        }
+
+        #[test]
+        fn stop_strings_cut_where_the_definition_says(text in "[ab€]{0,24}", stops in prop::collection::vec("[ab€]{1,4}", 1..4), cuts in prop::collection::vec(0usize..4, 0..24), include in any::<bool>()) {
+            let chars: Vec<char> = text.chars().collect();
+            let mut matcher = StopMatcher::new(stops.clone(), include);
+            let (mut shown, mut fed, mut hit) = (String::new(), String::new(), None);
+            for piece in pieces(&chars, &cuts) {
+                let piece: String = piece.iter().collect();
+                fed.push_str(&piece);
+                match matcher.push(&piece) {
+                    StopScan::Open(text) => shown.push_str(&text),
+                    StopScan::Hit { text, stop } => {
+                        shown.push_str(&text);
+                        hit = Some(stop);
+                        break;
+                    }
+                }
+                let held = &fed[shown.len()..];
+                let due = stops.iter().map(|stop| overlap(&fed, stop)).max().unwrap_or(0);
+                prop_assert_eq!(held.len(), due, "holds back {:?} of {:?}", held, fed);
+            }
+            match first_stop(&text, &stops) {
+                None => {
+                    shown.push_str(&matcher.finish());
+                    prop_assert_eq!((shown, hit), (text, None));
+                }
+                Some((end, index)) => {
+                    let keep = if include { end } else { end - stops[index].len() };
+                    prop_assert_eq!((shown.as_str(), hit), (&text[..keep], Some(index)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_character_split_over_tokens_comes_out_whole() {
+        let mut stream = Utf8Stream::default();
+        let parts: Vec<String> = "😀".as_bytes().chunks(1).map(|byte| stream.push(byte)).collect();
+        assert_eq!(parts, ["", "", "", "😀"]);
+    }
+
+    #[test]
+    fn parts_of_a_stop_string_are_not_shown() {
+        let mut matcher = StopMatcher::new(vec!["DEFG".into()], false);
+        let scans: Vec<StopScan> = ["abc", "D", "EF", "G tail"].into_iter().map(|text| matcher.push(text)).collect();
+        let open = |text: &str| StopScan::Open(text.into());
+        assert_eq!(scans, [open("abc"), open(""), open(""), StopScan::Hit { text: String::new(), stop: 0 }]);
+    }
+}

@@ -20,6 +20,7 @@ use tokenrouter_core::executor::ExecutorLimits;
 use tokenrouter_core::ids::{ModelIdx, RequestId, Time, TokenId};
 use tokenrouter_core::job::{Event, Job, Refusal, Target};
 use tokenrouter_core::kv::{KvPool, KvStats};
+use tokenrouter_core::plan::STEP_TOKENS_MIN;
 use tokenrouter_core::request::RequestSpec;
 use tokenrouter_core::routing::stay::Stay;
 use tokenrouter_core::routing::{Algorithm, Route};
@@ -246,8 +247,12 @@ fn check(spec: &RuntimeSpec) -> Result<(), StartError> {
     }
     for model in &spec.models {
         let limits = &model.limits;
-        if limits.pages == 0 || limits.rows_max == 0 || limits.step_tokens_max == 0 || limits.context_len < 2 {
+        if limits.pages == 0 || limits.rows_max == 0 || limits.context_len < 2 {
             return setting(format!("model {}: every limit of its executor must be positive: {limits:?}", model.name));
+        }
+        if limits.step_tokens_max < STEP_TOKENS_MIN {
+            let name = &model.name;
+            return setting(format!("model {name}: step_tokens_max must be at least {STEP_TOKENS_MIN}"));
         }
     }
     spec.batching.policy.build(spec.models.len()).map(drop).map_err(StartError::Setting)

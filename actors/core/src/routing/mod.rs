@@ -211,3 +211,83 @@ pub struct Suffix {
     /// A private note for the algorithm at the peer.
     pub ext: Vec<u8>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::Entropy;
+    use serde_json::json;
+
+    fn decide(algorithm: &dyn Algorithm, model: u8, entropy: f32) -> (u8, bool) {
+        let width = 100u32;
+        let entropy = Some(Entropy { nats: entropy * (width as f32).ln(), width });
+        let signals = Signals { entropy, ..Signals::default() };
+        let step = StepView {
+            request: RequestId(1),
+            model: ModelIdx(model),
+            seed: 3,
+            prompt_len: 1,
+            tokens: &[5],
+            candidate: 6,
+            signals: &signals,
+        };
+        let Decision { to, keep } = algorithm.start().route(&step);
+        (to.0, keep)
+    }
+
+    #[test]
+    fn r_stitch_leaves_above_the_threshold_and_returns_at_it() {
+        let algorithm = build("r_stitch", &json!({"threshold": 0.5}), 2).unwrap();
+        assert_eq!(decide(&*algorithm, 0, 0.6), (1, false));
+        assert_eq!(decide(&*algorithm, 0, 0.5), (0, true), "equality stays");
+        assert_eq!(decide(&*algorithm, 1, 0.6), (1, true));
+        assert_eq!(decide(&*algorithm, 1, 0.5), (0, true), "equality returns, and the token is kept");
+        assert_eq!(decide(&*algorithm, 0, f32::NAN), (1, false), "not a number is not certain");
+    }
+
+    #[test]
+    fn bernoulli_walks_as_often_as_it_is_told() {
+        let algorithm = build("bernoulli", &json!({"p": 0.35}), 2).unwrap();
+        let mut left = 0;
+        for position in 0..20_000u32 {
+            let tokens = vec![0; position as usize % 50 + 1];
+            let signals = Signals::default();
+            let step = StepView {
+                request: RequestId(1),
+                model: ModelIdx(0),
+                seed: u64::from(position / 50),
+                prompt_len: 1,
+                tokens: &tokens,
+                candidate: 0,
+                signals: &signals,
+            };
+            left += u32::from(algorithm.start().route(&step).to == ModelIdx(1));
+        }
+        let expected = 0.35 * 20_000.0;
+        let sigma = (20_000.0f64 * 0.35 * 0.65).sqrt();
+        assert!((f64::from(left) - expected).abs() < 4.0 * sigma, "{left} of 20000");
+    }
+
+    #[track_caller]
+    fn refused(name: &str, params: Value, models: usize, expected: &str) {
+        let error = build(name, &params, models).map(drop).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn wrong_parameters_are_named() {
+        refused("r_stich", json!({}), 2, "unknown routing algorithm `r_stich`; known are stay, r_stitch, bernoulli");
+        refused("r_stitch", json!({"treshold": 0.1}), 2, "unknown field `treshold`, expected `threshold`");
+        refused("r_stitch", json!({"threshold": "high"}), 2, "invalid type: string");
+        refused("r_stitch", json!({}), 3, "between 2 to 2 models, not 3");
+        refused("bernoulli", json!({"p": 1.5}), 2, "within 0 and 1");
+        refused("bernoulli", json!({"p": [[0.5, 0.4], [1.0, 0.0]]}), 2, "row 0 must hold probabilities that sum to 1");
+        refused(
+            "bernoulli",
+            json!({"p": [[0.5, 0.5], [1.0, 0.0]], "keep": [[true, false], [false, true]]}),
+            2,
+            "both drop",
+        );
+        refused("bernoulli", json!({"p": [[1.0]]}), 2, "2 x 2");
+    }
+}

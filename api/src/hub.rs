@@ -244,6 +244,3 @@ impl hf_hub::api::Progress for Bar {
         self.0.finish_and_clear();
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -97,9 +97,20 @@ pub fn read(
     if let Some(port) = overrides.port {
         file.server.port = port;
     }
-    for (name, value) in &overrides.params {
-        file.router.params.insert(name.clone(), value.clone());
+    with_params(file, &overrides.params)
+}
+
+/// The launch file with routing parameters of the command line on top.
+///
+/// # Errors
+/// [`LaunchError::Option`] when they are wrong, [`LaunchError::Config`] when the file is wrong without them.
+pub fn with_params(mut file: LaunchFile, params: &[(String, Json)]) -> Result<LaunchFile, LaunchError> {
+    if params.is_empty() {
+        return Ok(file);
     }
+    algorithm(&file)?;
+    file.router.params.extend(params.iter().cloned());
+    algorithm(&file).map_err(|error| LaunchError::Option(format!("--params: {}", error.message)))?;
     Ok(file)
 }
 

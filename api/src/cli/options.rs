@@ -55,12 +55,26 @@ pub fn params(text: &str) -> Result<Vec<(String, Json)>, CliError> {
         let json = serde_json::from_str(value.trim()).unwrap_or_else(|_| Json::String(value.trim().to_owned()));
         Some((name.trim().to_owned(), json))
     };
-    text.split(',')
-        .map(|part| {
-            pair(part)
-                .ok_or_else(|| CliError::Usage(format!("--params {text}: write NAME=VALUE, as in threshold=0.02")))
-        })
-        .collect()
+    let wrong = || CliError::Usage(format!("--params {text}: write NAME=VALUE, as in threshold=0.02"));
+    outer_parts(text).into_iter().map(|part| pair(part).ok_or_else(wrong)).collect()
+}
+
+/// The parts between commas that stand in no bracket.
+fn outer_parts(text: &str) -> Vec<&str> {
+    let (mut parts, mut start, mut depth) = (Vec::new(), 0, 0);
+    for (at, character) in text.char_indices() {
+        match character {
+            '[' | '{' => depth += 1,
+            ']' | '}' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts
 }
 
 /// When colours are used.

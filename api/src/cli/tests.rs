@@ -48,9 +48,9 @@ fn wrong_lines_are_refused_by_name() {
 
 #[test]
 fn params_are_json_where_they_can_be() {
-    let read = options::params("threshold=0.02,mode=fast,on=true").expect("good");
+    let read = options::params("threshold=0.02,mode=fast,p=[[0,1],[1,0]],on=true").expect("good");
     let read: Vec<String> = read.iter().map(|(name, value)| format!("{name}:{value}")).collect();
-    assert_eq!(read, ["threshold:0.02", "mode:\"fast\"", "on:true"]);
+    assert_eq!(read, ["threshold:0.02", "mode:\"fast\"", "p:[[0,1],[1,0]]", "on:true"]);
     for bad in ["threshold", "=1", ""] {
         assert!(options::params(bad).expect_err(bad).to_string().contains("NAME=VALUE"));
     }

@@ -60,20 +60,28 @@ pub fn algorithm(file: &LaunchFile) -> Result<Arc<dyn Algorithm>, ConfigError> {
             RoutingError::Models { .. } => {
                 file.error_at("router.models", format!("{error}; change router.models or router.algorithm"))
             }
-            RoutingError::Param { name, message } => {
-                // The algorithm words its own errors; the key it quotes tells the line.
-                let quoted = router.params.keys().find(|key| message.contains(&format!("`{key}`")));
-                let key = quoted.or_else(|| router.params.keys().find(|key| message.contains(key.as_str())));
-                let place = key.map_or("router.params".to_owned(), |key| format!("router.params.{key}"));
-                let known = known_params(name);
-                let hint = key
-                    .filter(|key| !known.contains(&key.as_str()))
-                    .and_then(|key| tokenrouter_config::nearest(key, known.clone()));
-                let hint = hint.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
-                file.error_at(&place, format!("{place}: {message}{hint}"))
-            }
+            RoutingError::Param { name, message } => wrong_param(file, name, message),
         }
     })
+}
+
+/// The algorithm words its own errors, and not all of them name the key. It is the one the algorithm does not have, or
+/// else the one without which the others are accepted.
+fn wrong_param(file: &LaunchFile, algorithm: &str, message: &str) -> ConfigError {
+    let (known, given) = (known_params(algorithm), &file.router.params);
+    let unknown = given.keys().find(|key| !known.contains(&key.as_str()));
+    let accepted_without = |key: &&String| {
+        let mut others = given.clone();
+        others.remove(*key);
+        routing::build(algorithm, &Json::Object(others), file.router.models.len()).is_ok()
+    };
+    let Some(key) = unknown.or_else(|| given.keys().find(accepted_without)) else {
+        return file.error_at("router.params", format!("router.params: {message}"));
+    };
+    let near = unknown.and_then(|key| tokenrouter_config::nearest(key, known));
+    let hint = near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+    let place = format!("router.params.{key}");
+    file.error_at(&place, format!("{place}: {message}{hint}"))
 }
 
 fn known_params(algorithm: &str) -> Vec<&'static str> {

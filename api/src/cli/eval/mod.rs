@@ -106,10 +106,8 @@ fn variants(context: &Context, file: &tokenrouter_config::LaunchFile) -> Result<
         context.common.params.iter().map(String::as_str).collect()
     };
     let variant = |text: &str| {
-        let mut file = file.clone();
-        for (name, value) in if text.is_empty() { Vec::new() } else { options::params(text)? } {
-            file.router.params.insert(name, value);
-        }
+        let params = if text.is_empty() { Vec::new() } else { options::params(text)? };
+        let file = launch::with_params(file.clone(), &params)?;
         let params: Vec<String> = file.router.params.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let label = format!("{} {}", file.router.algorithm, params.join(","));
         let algorithm = launch::algorithm(&file).map_err(launch::LaunchError::from)?;

@@ -1,95 +1,17 @@
 //! The hub client against a hub of our own on the loopback interface.
 
-use super::*;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
-use tokenrouter_config::Source;
+mod support;
 
-static FOLDERS: AtomicU32 = AtomicU32::new(0);
+use std::net::TcpListener;
+use std::path::Path;
+use support::{FakeHub, Folder, files};
+use tokenrouter::hub::{Hub, HubSettings};
+use tokenrouter::progress::Progress;
+use tokenrouter_config::{HubSource, Source};
 
-/// A folder of its own for each test, removed afterwards.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Folder {
-        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("tokenrouter-hub-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a temporary folder");
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Files of the hub by path, and the requests it saw.
-struct FakeHub {
-    endpoint: String,
-    seen: Arc<Mutex<Vec<String>>>,
-}
-
-impl FakeHub {
-    /// Serves until the test process ends; every connection carries one request.
-    fn start(files: &'static [(&'static str, &'static str)]) -> FakeHub {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let log = seen.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                answer(stream, files, &log);
-            }
-        });
-        FakeHub { endpoint, seen }
-    }
-
-    fn hub(&self, folder: &Folder) -> Hub {
-        let settings = HubSettings { endpoint: self.endpoint.clone(), cache: folder.0.join("hub"), token: None };
-        Hub::new(settings).expect("a client")
-    }
-}
-
-fn answer(mut stream: TcpStream, files: &[(&str, &str)], log: &Mutex<Vec<String>>) {
-    let mut reader = BufReader::new(stream.try_clone().expect("a second handle"));
-    let mut request = String::new();
-    reader.read_line(&mut request).expect("a request line");
-    let mut range = None;
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line).expect("a header");
-        if let Some(value) = line.to_lowercase().strip_prefix("range: bytes=") {
-            range = value.trim().split_once('-').map(|(from, to)| (from.to_owned(), to.to_owned()));
-        }
-        if line.trim().is_empty() {
-            break;
-        }
-    }
-    let path = request.split_whitespace().nth(1).unwrap_or_default().to_owned();
-    log.lock().expect("the log").push(path.clone());
-    let head = match files.iter().find(|(name, _)| *name == path) {
-        None => "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned(),
-        Some((_, "GATED")) => "HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned(),
-        Some((_, body)) => {
-            let (from, to) = range.unwrap_or_default();
-            let from: usize = from.parse().unwrap_or(0);
-            let to: usize = to.parse().map_or(body.len(), |to: usize| (to + 1).min(body.len()));
-            let part = &body[from.min(to)..to];
-            format!(
-                "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {from}-{}/{}\r\nETag: \"{}\"\r\n\
-                 X-Repo-Commit: abc123\r\nConnection: close\r\n\r\n{part}",
-                part.len(),
-                to.saturating_sub(1),
-                body.len(),
-                path.replace('/', "-"),
-            )
-        }
-    };
-    let _ = stream.write_all(head.as_bytes());
+fn hub(fake: &FakeHub, folder: &Folder) -> Hub {
+    let settings = HubSettings { endpoint: fake.endpoint.clone(), cache: folder.path.join("hub"), token: None };
+    Hub::new(settings).expect("a client")
 }
 
 fn source(text: &str) -> HubSource {
@@ -101,7 +23,7 @@ fn source(text: &str) -> HubSource {
 
 #[test]
 fn a_sharded_model_arrives_whole_and_is_then_found_without_the_network() {
-    let fake = FakeHub::start(&[
+    let fake = FakeHub::start(files(&[
         (
             "/api/models/o/sharded/revision/main",
             r#"{"sha":"abc123","siblings":[{"rfilename":"config.json"},{"rfilename":"tokenizer.json"},{"rfilename":"generation_config.json"},
@@ -117,9 +39,9 @@ fn a_sharded_model_arrives_whole_and_is_then_found_without_the_network() {
         ),
         ("/o/sharded/resolve/main/model-00001-of-00002.safetensors", "first shard"),
         ("/o/sharded/resolve/main/model-00002-of-00002.safetensors", "second shard"),
-    ]);
+    ]));
     let folder = Folder::new();
-    let hub = fake.hub(&folder);
+    let hub = hub(&fake, &folder);
     let wanted = source("hf:o/sharded");
     assert_eq!(hub.cached(&wanted), None);
     let path = hub.fetch(&wanted, &Progress::hidden()).expect("a download");
@@ -132,25 +54,25 @@ fn a_sharded_model_arrives_whole_and_is_then_found_without_the_network() {
         assert_eq!(std::fs::read_to_string(path.join(name)).expect(name), text);
     }
     assert!(!path.join("pytorch_model.bin").exists());
-    let requests = fake.seen.lock().expect("the log").len();
+    let requests = fake.requests();
     assert_eq!(hub.cached(&wanted), Some(path.clone()));
     assert_eq!(hub.fetch(&wanted, &Progress::hidden()).expect("the cache"), path);
-    assert_eq!(fake.seen.lock().expect("the log").len(), requests, "the second time nothing is asked");
+    assert_eq!(fake.requests(), requests, "the second time nothing is asked");
     std::fs::remove_file(path.join("model-00002-of-00002.safetensors")).expect("removed");
     assert_eq!(hub.cached(&wanted), None, "a missing shard is noticed");
 }
 
 #[test]
 fn one_gguf_file_of_a_revision() {
-    let fake = FakeHub::start(&[("/o/quant/resolve/v2/q4.gguf", "GGUF bytes")]);
+    let fake = FakeHub::start(files(&[("/o/quant/resolve/v2/q4.gguf", "GGUF bytes")]));
     let folder = Folder::new();
-    let path = fake.hub(&folder).fetch(&source("hf:o/quant@v2:q4.gguf"), &Progress::hidden()).expect("a download");
+    let path = hub(&fake, &folder).fetch(&source("hf:o/quant@v2:q4.gguf"), &Progress::hidden()).expect("a download");
     assert_eq!(std::fs::read_to_string(path).expect("the file"), "GGUF bytes");
 }
 
 #[test]
 fn faults_name_the_repository_the_file_and_the_remedy() {
-    let fake = FakeHub::start(&[
+    let fake = FakeHub::start(files(&[
         ("/api/models/o/gated/revision/main", "GATED"),
         (
             "/api/models/o/gguf/revision/main",
@@ -169,9 +91,9 @@ fn faults_name_the_repository_the_file_and_the_remedy() {
         ("/o/escape/resolve/main/config.json", "{}"),
         ("/o/escape/resolve/main/tokenizer.json", "{ }"),
         ("/o/escape/resolve/main/model.safetensors.index.json", r#"{"weight_map":{"a":"../../x.safetensors"}}"#),
-    ]);
+    ]));
     let folder = Folder::new();
-    let hub = fake.hub(&folder);
+    let hub = hub(&fake, &folder);
     for (name, parts) in [
         ("hf:o/absent", ["hf:o/absent", "does not have the repository", "check the name"]),
         ("hf:o/gated", ["hf:o/gated", "401", "set HF_TOKEN"]),
@@ -194,7 +116,7 @@ fn a_hub_that_is_not_there() {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
     let folder = Folder::new();
     let settings =
-        HubSettings { endpoint: format!("http://127.0.0.1:{port}"), cache: folder.0.join("hub"), token: None };
+        HubSettings { endpoint: format!("http://127.0.0.1:{port}"), cache: folder.path.join("hub"), token: None };
     let hub = Hub::new(settings).expect("a client");
     let error = hub.fetch(&source("hf:o/n"), &Progress::hidden()).expect_err("no hub").to_string();
     for part in ["hf:o/n", "cannot download", "HF_ENDPOINT", "give the folder as path"] {

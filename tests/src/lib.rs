@@ -1,3 +1,4 @@
 //! Everything the workspace promises, checked: the World harness here, scenarios and suites in `tests/`.
 
+pub mod http_server;
 pub mod world;

@@ -1,5 +1,5 @@
-//! Times steps: `step MODEL [THREADS] [CONTEXT]` prints milliseconds per step (median of 20) for several shapes, greedy
-//! with entropy.
+//! Times steps: `step MODEL [THREADS] [CONTEXT] [REQUESTS TOKENS]` prints milliseconds per step (median) for several shapes,
+//! or for one, greedy with entropy.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use tokenrouter_gpu::load::{KvMemory, LoadOptions, load};
 /// Requests and tokens of each.
 const SHAPES: [(u32, u32); 8] = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (1, 4), (4, 4), (1, 512)];
 const ROUNDS: usize = 20;
+const ROUNDS_OF_ONE: usize = 300;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let model = arguments.first().ok_or("usage: step MODEL [THREADS] [CONTEXT]")?;
+    let model = arguments.first().ok_or("usage: step MODEL [THREADS] [CONTEXT] [REQUESTS TOKENS]")?;
     let threads = arguments.get(1).map_or(Ok(0), |text| text.parse())?;
     let context: u32 = arguments.get(2).map_or(Ok(128), |text| text.parse())?;
     let pages = (context + 512).div_ceil(16);
@@ -30,7 +31,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         needs: Needs { entropy: true, ..Needs::default() },
         logprobs: None,
     };
-    for (requests, tokens) in SHAPES {
+    let (shapes, rounds) = match arguments.get(3..5) {
+        Some([requests, tokens]) => (vec![(requests.parse()?, tokens.parse()?)], ROUNDS_OF_ONE),
+        _ => (SHAPES.to_vec(), ROUNDS),
+    };
+    for (requests, tokens) in shapes {
         let row = |request: u32, start: u32, len: u32| Row {
             request: RequestId(u64::from(request)),
             start,
@@ -43,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let step = Step { rows: (0..requests).map(|request| row(request, context, tokens)).collect() };
         let mut times = Vec::new();
-        for _ in 0..if tokens > 64 { 3 } else { ROUNDS } {
+        for _ in 0..if tokens > 64 { 3 } else { rounds } {
             let began = Instant::now();
             runner.step(&step)?;
             times.push(began.elapsed().as_secs_f64() * 1e3);

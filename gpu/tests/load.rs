@@ -58,3 +58,30 @@ fn impossible_wishes_are_refused_with_their_numbers() {
     let text = fault(LoadOptions { cores: Some(vec![100_000]), ..base() });
     assert!(text.contains("core 100000"), "{text}");
 }
+
+#[test]
+fn models_are_shared_between_threads_and_executors_move_to_theirs() {
+    fn shared<T: Send + Sync>(_: &T) {}
+    fn movable<T: Send>(value: T) -> T {
+        value
+    }
+    let model = try_load(&options(1, KvFormat::F16)).unwrap();
+    shared(&model);
+    let mut runner = movable(model.executor().unwrap());
+    let steps = std::thread::spawn(move || run(&mut runner, vec![row(1, 0, &[1], &[0])]).len());
+    assert_eq!(steps.join().unwrap(), 1);
+}
+
+#[test]
+fn an_executor_pins_the_thread_that_steps() {
+    let core = tokenrouter_kernels::sys::usable_cores()[0];
+    let model = try_load(&LoadOptions { cores: Some(vec![core]), ..options(2, KvFormat::F16) }).unwrap();
+    let mut runner = model.executor().unwrap();
+    let cores = std::thread::spawn(move || {
+        run(&mut runner, vec![row(1, 0, &[1], &[0])]);
+        tokenrouter_kernels::sys::usable_cores()
+    });
+    if cfg!(target_os = "linux") {
+        assert_eq!(cores.join().unwrap(), [core]);
+    }
+}

@@ -2,6 +2,8 @@
 //! shares no code with the crate: it recomputes attention over the whole sequence, with no cache and no batch.
 #![allow(dead_code)]
 
+pub mod gguf;
+
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -127,13 +129,15 @@ impl Tiny {
                 .collect();
             tensors.insert(name, (shape, values));
         }
-        Model { shape: self.clone(), tensors }
+        Model { shape: self.clone(), tensors, int8: false }
     }
 }
 
 /// Weights by their HF names.
 pub struct Model {
     pub shape: Tiny,
+    /// Whether the reference rounds the inputs of its products to int8, as the crate does for quantised weights.
+    pub int8: bool,
     pub tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
 }
 
@@ -196,6 +200,7 @@ impl Model {
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let weight = self.tensor(&format!("{name}.weight"));
         let bias = self.tensors.get(&format!("{name}.bias"));
+        let x = &if self.int8 { rounded(x) } else { x.to_vec() };
         weight
             .chunks(x.len())
             .enumerate()
@@ -342,4 +347,13 @@ pub fn random_tokens(seed: u64, count: usize, vocab: usize) -> Vec<TokenId> {
 /// Bits of a row, so that comparisons are exact and tell -0 from 0.
 pub fn bits(row: &[f32]) -> Vec<u32> {
     row.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Blocks of 32 values rounded to multiples of their largest magnitude over 127.
+fn rounded(x: &[f64]) -> Vec<f64> {
+    let round = |block: &[f64]| {
+        let step = block.iter().fold(0.0f64, |max, v| max.max(v.abs())) / 127.0;
+        block.iter().map(|v| if step > 0.0 { (v / step).round_ties_even() * step } else { 0.0 }).collect::<Vec<f64>>()
+    };
+    x.chunks(32).flat_map(round).collect()
 }

@@ -5,6 +5,8 @@
 //! in the call, any position among them, any number of threads and any instruction set, because every reduction has
 //! one fixed order that the reference spells out. This is the only crate of the project with `unsafe` code.
 
+#![allow(clippy::needless_range_loop, reason = "kernels step through several register arrays with one index")]
+
 pub mod activation;
 pub mod attention;
 mod error;

@@ -257,7 +257,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn pool(threads: usize) -> Pool {
         Pool::new(&PoolConfig { threads, ..Default::default() }).unwrap()
@@ -284,7 +283,9 @@ mod tests {
         let pool = pool(3);
         let sum = AtomicUsize::new(0);
         for _ in 0..5 {
-            std::thread::sleep(Duration::from_millis(20));
+            while !pool.shared.parked.iter().all(|p| p.asleep.load(Ordering::SeqCst)) {
+                std::thread::yield_now();
+            }
             pool.run(10, &|task| {
                 sum.fetch_add(task, Ordering::Relaxed);
             });

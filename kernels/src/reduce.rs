@@ -167,7 +167,7 @@ impl<const SUMS: bool> Kernel for Scan<'_, SUMS> {
         for v in vectors.iter().chain([&tail]) {
             let v = s.load(v);
             max = s.max(v, max);
-            probe = s.fma(s.select_lt(v, zero, zero, v), zero, probe);
+            probe = s.fma(s.select_lt((v, zero), zero, v), zero, probe);
         }
         if s.sum(probe) != 0.0 {
             return Chunk::default();

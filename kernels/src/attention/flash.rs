@@ -59,6 +59,8 @@ struct Running<S: Simd, const R: usize> {
     weight: [S::F; R],
     /// Sums of weights times values.
     value: [[f32; HEAD_DIM_MAX]; R],
+    /// `e^(score - largest)` for the positions of the current block; 0 where a query does not see.
+    weights: [[[f32; PAGE_TOKENS]; R]; PAGES],
 }
 
 impl<V: Value> Kernel for Typed<'_, V> {
@@ -104,6 +106,7 @@ impl<V: Value> Typed<'_, V> {
             largest: [f32::NEG_INFINITY; R],
             weight: [s.splat(0.0); R],
             value: [[0.0; HEAD_DIM_MAX]; R],
+            weights: [[[0.0; PAGE_TOKENS]; R]; PAGES],
         };
         for r in 0..R {
             let q = &self.tile.q[self.at(first + r)..][..dim];
@@ -137,10 +140,9 @@ impl<V: Value> Typed<'_, V> {
             let found = self.scores(s, start / PAGE_TOKENS + page, &state.q);
             for r in 0..R {
                 let seen = state.visible[r].saturating_sub(start + page * PAGE_TOKENS);
-                scores[r][page] = s.select_lt(s.load(&LANE), s.splat(seen as f32), found[r], minus_infinity);
+                scores[r][page] = s.select_lt((s.load(&LANE), s.splat(seen as f32)), found[r], minus_infinity);
             }
         }
-        let mut weights = [[[0.0; PAGE_TOKENS]; R]; PAGES];
         for r in 0..R {
             if state.visible[r] <= start {
                 continue;
@@ -161,10 +163,12 @@ impl<V: Value> Typed<'_, V> {
             for page in 0..pages {
                 let weight = exp(s, s.sub(scores[r][page], largest));
                 state.weight[r] = s.add(state.weight[r], weight);
-                s.store(weight, &mut weights[page][r]);
+                s.store(weight, &mut state.weights[page][r]);
             }
         }
-        self.values(s, start, &weights[..pages], state);
+        for page in 0..pages {
+            self.values(s, start / PAGE_TOKENS + page, state);
+        }
     }
 
     /// `q . k` for the 16 positions of a page.
@@ -188,42 +192,34 @@ impl<V: Value> Typed<'_, V> {
         even
     }
 
-    /// Adds weight times value for each position, in order. Positions that a query does not see are left out: their
-    /// values may be those of another time.
+    /// Adds weight times value for each position of a page, in order. Positions that a query does not see are left out:
+    /// their values may be those of another time.
     #[inline(always)]
-    fn values<S: Simd, const R: usize>(
-        &self,
-        s: S,
-        start: usize,
-        weights: &[[[f32; PAGE_TOKENS]; R]],
-        state: &mut Running<S, R>,
-    ) {
+    fn values<S: Simd, const R: usize>(&self, s: S, page: usize, state: &mut Running<S, R>) {
         let tile = &self.tile;
         let dim = tile.cache.shape().head_dim;
-        for (page, weights) in weights.iter().enumerate() {
-            let position = start + page * PAGE_TOKENS;
-            let (_, values) =
-                tile.cache.keys_and_values(tile.layer, tile.segment.pages[position / PAGE_TOKENS], tile.head);
-            // The first query of a tile sees least.
-            let all = state.visible[0].saturating_sub(position).min(PAGE_TOKENS);
-            for chunk in 0..dim / LANES {
-                let mut acc = [s.splat(0.0); R];
+        let (_, values) = tile.cache.keys_and_values(tile.layer, tile.segment.pages[page], tile.head);
+        let weights = &state.weights[page % PAGES];
+        let seen = |r: usize| state.visible[r].saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
+        // The first query of a tile sees least.
+        let all = seen(0);
+        for chunk in 0..dim / LANES {
+            let row = |slot: usize| V::load(s, &values[(slot * dim + chunk * LANES) * V::BYTES..]);
+            let mut acc = [s.splat(0.0); R];
+            for r in 0..R {
+                acc[r] = s.load(&state.value[r].as_chunks::<LANES>().0[chunk]);
+            }
+            for slot in 0..all {
+                let v = row(slot);
                 for r in 0..R {
-                    acc[r] = s.load(&state.value[r].as_chunks::<LANES>().0[chunk]);
+                    acc[r] = s.fma(v, s.splat(weights[r][slot]), acc[r]);
                 }
-                let row = |slot: usize| V::load(s, &values[(slot * dim + chunk * LANES) * V::BYTES..]);
-                for slot in 0..all {
-                    let v = row(slot);
-                    for r in 0..R {
-                        acc[r] = s.fma(v, s.splat(weights[r][slot]), acc[r]);
-                    }
+            }
+            for r in 0..R {
+                for slot in all..seen(r) {
+                    acc[r] = s.fma(row(slot), s.splat(weights[r][slot]), acc[r]);
                 }
-                for r in 0..R {
-                    for slot in all..state.visible[r].saturating_sub(position).min(PAGE_TOKENS) {
-                        acc[r] = s.fma(row(slot), s.splat(weights[r][slot]), acc[r]);
-                    }
-                    s.store(acc[r], &mut state.value[r].as_chunks_mut::<LANES>().0[chunk]);
-                }
+                s.store(acc[r], &mut state.value[r].as_chunks_mut::<LANES>().0[chunk]);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Products of repacked F32, F16 and BF16 weights with f32 activations.
 
-use super::{Output, Packed, TILE, Work};
+use super::{AHEAD, Output, Packed, TILE, Work, prefetch};
 use crate::quant::Format;
 use crate::simd::value::{BF16, F16, F32, Value};
 use crate::simd::{self, Kernel, Simd};
@@ -63,6 +63,7 @@ impl<V: Value> Product<'_, V> {
         let mut odd = [s.splat(0.0); R];
         let mut pairs = weights.chunks_exact(2 * TILE * V::BYTES);
         for (pair, weights) in (&mut pairs).enumerate() {
+            prefetch(s, weights, AHEAD);
             let (a, b) = (V::load(s, weights), V::load(s, &weights[TILE * V::BYTES..]));
             for r in 0..R {
                 even[r] = s.fma(a, s.splat(x[r][2 * pair]), even[r]);

@@ -3,7 +3,7 @@
 use super::layout::{Codes, Scales, with_layout};
 use super::pack::tile_bytes;
 use super::quantize::BlockMeta;
-use super::{Output, Packed, QuantizedRows, TILE, Work};
+use super::{AHEAD, Output, Packed, QuantizedRows, TILE, Work, prefetch};
 use crate::simd::{self, Kernel, Simd};
 use crate::sys::Isa;
 use std::marker::PhantomData;
@@ -67,9 +67,12 @@ impl<C: Codes, Sc: Scales> Product<'_, C, Sc> {
         let mut acc = [s.splat(0.0); R];
         let runs = scales.chunks_exact(Sc::BYTES).zip(codes.chunks_exact(C::BYTES * Sc::BLOCKS));
         for (index, (run, codes)) in runs.enumerate() {
+            prefetch(s, run, AHEAD / 8);
             for sub in 0..Sc::BLOCKS {
                 let block = index * Sc::BLOCKS + sub;
-                let groups = C::load(s, &codes[sub * C::BYTES..][..C::BYTES]);
+                let codes = &codes[sub * C::BYTES..][..C::BYTES];
+                prefetch(s, codes, AHEAD);
+                let groups = C::load(s, codes);
                 for half in 0..Sc::HALVES {
                     let (d, m) = Sc::load(s, run, sub, half);
                     let span = 8 / Sc::HALVES;

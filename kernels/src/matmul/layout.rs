@@ -33,6 +33,7 @@ impl Codes for C8 {
     const BYTES: usize = 512;
     const WIDE: bool = true;
 
+    #[inline(always)]
     fn store(groups: &Groups, to: &mut [u8]) {
         to.copy_from_slice(groups.as_flattened());
     }
@@ -53,6 +54,7 @@ pub(super) struct C4;
 impl Codes for C4 {
     const BYTES: usize = 256;
 
+    #[inline(always)]
     fn store(groups: &Groups, to: &mut [u8]) {
         for (i, byte) in to[..256].iter_mut().enumerate() {
             *byte = groups[i / 64][i % 64] & 0x0f | groups[i / 64 + 4][i % 64] << 4;
@@ -76,28 +78,34 @@ impl Codes for C4 {
     }
 }
 
-/// 5 bits: the low four as [`C4`], then a bit for each code.
+/// 5 bits: the low four as [`C4`], then a vector whose bytes hold the fifth bit of group g at bit g.
 pub(super) struct C5;
 
 impl Codes for C5 {
     const BYTES: usize = 256 + 64;
 
+    #[inline(always)]
     fn store(groups: &Groups, to: &mut [u8]) {
         C4::store(groups, to);
         for (i, byte) in to[256..].iter_mut().enumerate() {
-            let codes = &groups.as_flattened()[8 * i..][..8];
-            *byte = (0..8).fold(0, |bits, j| bits | (codes[j] >> 4 & 1) << j);
+            *byte = (0..8).fold(0, |bits, g| bits | (groups[g][i] >> 4 & 1) << g);
         }
     }
 
     #[inline(always)]
     fn load<S: Simd>(s: S, from: &[u8]) -> [S::B; 8] {
-        let mut groups = C4::load(s, from);
-        let high = from[256..Self::BYTES].as_chunks::<8>().0;
-        for g in 0..8 {
-            groups[g] = s.or_b(groups[g], s.spread_bits(&high[g], 0x10));
-        }
-        groups
+        let [a, b, c, d, e, f, g, h] = C4::load(s, from);
+        let high = vector(s, &from[..Self::BYTES], 4);
+        [
+            s.or_b(a, s.shl_b::<4>(high, 0x10)),
+            s.or_b(b, s.shl_b::<3>(high, 0x10)),
+            s.or_b(c, s.shl_b::<2>(high, 0x10)),
+            s.or_b(d, s.shl_b::<1>(high, 0x10)),
+            s.or_b(e, s.and_b(high, 0x10)),
+            s.or_b(f, s.shr_b::<1>(high, 0x10)),
+            s.or_b(g, s.shr_b::<2>(high, 0x10)),
+            s.or_b(h, s.shr_b::<3>(high, 0x10)),
+        ]
     }
 }
 
@@ -107,6 +115,7 @@ pub(super) struct C6;
 impl Codes for C6 {
     const BYTES: usize = 256 + 128;
 
+    #[inline(always)]
     fn store(groups: &Groups, to: &mut [u8]) {
         C4::store(groups, to);
         for (i, byte) in to[256..].iter_mut().enumerate() {
@@ -149,6 +158,7 @@ fn lanes<const N: usize>(run: &[u8], at: usize) -> &[u8; N] {
     &run[at..at + N].as_chunks::<N>().0[0]
 }
 
+#[inline(always)]
 fn put_half(run: &mut [u8], at: usize, lane: usize, raw: &[u8]) {
     run[at + 2 * lane..][..2].copy_from_slice(&raw[..2]);
 }
@@ -161,6 +171,7 @@ impl<const ZERO: u8> Scales for D<ZERO> {
     const BYTES: usize = 2 * TILE;
     const HALVES: usize = 1;
 
+    #[inline(always)]
     fn store(raw: &[u8], lane: usize, run: &mut [u8]) {
         put_half(run, 0, lane, raw);
     }
@@ -180,6 +191,7 @@ impl Scales for DMin {
     const BYTES: usize = 4 * TILE;
     const HALVES: usize = 1;
 
+    #[inline(always)]
     fn store(raw: &[u8], lane: usize, run: &mut [u8]) {
         put_half(run, 0, lane, raw);
         put_half(run, 32, lane, &raw[2..]);
@@ -199,6 +211,7 @@ impl Scales for K45 {
     const BYTES: usize = 4 * TILE + 16 * TILE;
     const HALVES: usize = 1;
 
+    #[inline(always)]
     fn store(raw: &[u8], lane: usize, run: &mut [u8]) {
         put_half(run, 0, lane, raw);
         put_half(run, 32, lane, &raw[2..]);
@@ -225,6 +238,7 @@ impl<const ZERO: u8> Scales for KSigned<ZERO> {
     const BYTES: usize = 2 * TILE + 16 * TILE;
     const HALVES: usize = 2;
 
+    #[inline(always)]
     fn store(raw: &[u8], lane: usize, run: &mut [u8]) {
         // Both end with d; their scales lie before it, packed in 12 bytes or plain in 16.
         let (head, d) = raw.split_at(raw.len() - 2);
@@ -254,6 +268,7 @@ impl Scales for K2 {
     const BYTES: usize = 4 * TILE + 32 * TILE;
     const HALVES: usize = 2;
 
+    #[inline(always)]
     fn store(raw: &[u8], lane: usize, run: &mut [u8]) {
         put_half(run, 0, lane, &raw[80..]);
         put_half(run, 32, lane, &raw[82..]);

@@ -22,6 +22,7 @@ pub mod reference;
 
 use crate::memory::{Buffer, Bytes, Disjoint};
 use crate::quant::{Format, dequantize_row};
+use crate::simd::Simd;
 use crate::{KernelError, Pool};
 pub use quantize::QuantizedRows;
 use std::ops::Range;
@@ -221,6 +222,18 @@ impl<'a> Output<'a> {
                 *y += b;
             }
         }
+    }
+}
+
+/// Bytes of weights that are requested ahead of their use: what memory delivers in its latency. The processor's own
+/// prefetching falls behind when several activation rows keep it busy with each block.
+pub(crate) const AHEAD: usize = 8192;
+
+/// Requests the lines that lie `ahead` of these.
+#[inline(always)]
+pub(crate) fn prefetch<S: Simd>(s: S, bytes: &[u8], ahead: usize) {
+    for line in (0..bytes.len()).step_by(64) {
+        s.prefetch(bytes, ahead + line);
     }
 }
 

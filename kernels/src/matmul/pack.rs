@@ -4,7 +4,9 @@ use super::layout::{Codes, Groups, Scales, with_layout};
 use super::{Matrix, Packed, TILE};
 use crate::memory::{Buffer, Disjoint};
 use crate::quant::block;
+use crate::simd::{self, Kernel, Simd};
 use crate::{KernelError, Pool};
+use std::marker::PhantomData;
 
 const WHAT: &str = "repacked weights";
 
@@ -31,28 +33,47 @@ fn pack_quantized<C: Codes, Sc: Scales>(matrix: &Matrix, pool: &Pool) -> Result<
         let part = |bytes: usize| tile * bytes..(tile + 1) * bytes;
         // SAFETY: each tile is one task.
         let (scales, codes) = unsafe { (to_scales.part(part(scale_bytes)), to_codes.part(part(code_bytes))) };
-        pack_tile::<C, Sc>(matrix, tile, (scales, codes));
+        simd::run(pool.isa(), Tile::<C, Sc> { matrix, tile, scales, codes, layout: PhantomData });
     });
     Ok(Packed { scales, codes })
 }
 
-fn pack_tile<C: Codes, Sc: Scales>(matrix: &Matrix, tile: usize, (scales, codes): (&mut [u8], &mut [u8])) {
-    let first = tile * TILE;
-    let lanes = TILE.min(matrix.rows - first);
-    for (index, to) in codes.chunks_exact_mut(C::BYTES).enumerate() {
-        let mut groups: Groups = [[0; 64]; 8];
-        for lane in 0..lanes {
-            let block = block(matrix.format, matrix.row_source(first + lane), index);
-            for (group, four) in groups.iter_mut().zip(block.codes.as_chunks::<4>().0) {
-                group[4 * lane..4 * lane + 4].copy_from_slice(four);
-            }
+struct Tile<'a, C, Sc> {
+    matrix: &'a Matrix,
+    tile: usize,
+    scales: &'a mut [u8],
+    codes: &'a mut [u8],
+    layout: PhantomData<(C, Sc)>,
+}
+
+/// A kernel only so that the compiler may use all vector instructions of the machine for the plain loops.
+impl<C: Codes, Sc: Scales> Kernel for Tile<'_, C, Sc> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _s: S) {
+        let Matrix { format, rows, .. } = *self.matrix;
+        let first = self.tile * TILE;
+        let lanes = TILE.min(rows - first);
+        let mut sources: [&[u8]; TILE] = [&[]; TILE];
+        for (lane, source) in sources[..lanes].iter_mut().enumerate() {
+            *source = self.matrix.row_source(first + lane);
         }
-        C::store(&groups, to);
-    }
-    for lane in 0..lanes {
-        let stored = matrix.row_source(first + lane).chunks_exact(matrix.format.block_bytes());
-        for (run, raw) in scales.chunks_exact_mut(Sc::BYTES).zip(stored) {
-            Sc::store(raw, lane, run);
+        for (index, to) in self.codes.chunks_exact_mut(C::BYTES).enumerate() {
+            let mut groups: Groups = [[0; 64]; 8];
+            for lane in 0..lanes {
+                let block = block(format, sources[lane], index);
+                for (group, four) in groups.iter_mut().zip(block.codes.as_chunks::<4>().0) {
+                    group[4 * lane..4 * lane + 4].copy_from_slice(four);
+                }
+            }
+            C::store(&groups, to);
+        }
+        for lane in 0..lanes {
+            let stored = sources[lane].chunks_exact(format.block_bytes());
+            for (run, raw) in self.scales.chunks_exact_mut(Sc::BYTES).zip(stored) {
+                Sc::store(raw, lane, run);
+            }
         }
     }
 }

@@ -109,10 +109,10 @@ impl Simd for Avx2 {
                 _mm256_castsi256_ps(_mm256_slli_epi32::<23>(high)),
             ]
         }
-        fn select_lt(a: F, b: F, x: F, y: F) -> F {
+        fn select_lt(a_b: (F, F), x: F, y: F) -> F {
             [
-                _mm256_blendv_ps(y[0], x[0], _mm256_cmp_ps::<_CMP_LT_OQ>(a[0], b[0])),
-                _mm256_blendv_ps(y[1], x[1], _mm256_cmp_ps::<_CMP_LT_OQ>(a[1], b[1])),
+                _mm256_blendv_ps(y[0], x[0], _mm256_cmp_ps::<_CMP_LT_OQ>(a_b.0[0], a_b.1[0])),
+                _mm256_blendv_ps(y[1], x[1], _mm256_cmp_ps::<_CMP_LT_OQ>(a_b.0[1], a_b.1[1])),
             ]
         }
         fn mask_gt(a: F, b: F) -> u16 {
@@ -162,19 +162,8 @@ impl Simd for Avx2 {
             let shifted = [_mm256_sll_epi16(a[0], count), _mm256_sll_epi16(a[1], count)];
             Avx2(()).and_b(shifted, mask & (0xffu8 << N))
         }
-        fn spread_bits(bits: &[u8; 8], value: u8) -> I {
-            let all = u64::from_le_bytes(*bits);
-            let byte_of = _mm256_setr_epi8(
-                0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3,
-            );
-            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
-            let value = _mm256_set1_epi8(value as i8);
-            let low = _mm256_shuffle_epi8(_mm256_set1_epi32(all as i32), byte_of);
-            let high = _mm256_shuffle_epi8(_mm256_set1_epi32((all >> 32) as i32), byte_of);
-            [
-                _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(low, bit), bit), value),
-                _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit), value),
-            ]
+        fn prefetch(from: &[u8], ahead: usize) {
+            _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(ahead).cast())
         }
     }
 

@@ -69,8 +69,8 @@ impl Simd for Avx512 {
             let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
         }
-        fn select_lt(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
-            _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x)
+        fn select_lt(a_b: (__m512, __m512), x: __m512, y: __m512) -> __m512 {
+            _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a_b.0, a_b.1), y, x)
         }
         fn mask_gt(a: __m512, b: __m512) -> u16 { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b) }
         fn sum(a: __m512) -> f32 {
@@ -106,8 +106,8 @@ impl Simd for Avx512 {
             let mask = mask & (0xffu8 << N);
             _mm512_and_si512(_mm512_slli_epi16::<N>(a), _mm512_set1_epi8(mask as i8))
         }
-        fn spread_bits(bits: &[u8; 8], value: u8) -> __m512i {
-            _mm512_maskz_set1_epi8(u64::from_le_bytes(*bits), value as i8)
+        fn prefetch(from: &[u8], ahead: usize) {
+            _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(ahead).cast())
         }
     }
 }

@@ -15,12 +15,11 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    const POLYNOMIAL: [f32; 6] =
-        [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 5.000_000_1e-1];
+    const POLYNOMIAL: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 0.5];
     let low = s.splat(EXP_MIN);
     let high = s.splat(EXP_MAX);
     // In this order NaN passes both.
-    let clamped = s.max(low, s.select_lt(high, x, high, x));
+    let clamped = s.max(low, s.select_lt((high, x), high, x));
     let n = s.round(s.mul(clamped, s.splat(LOG2_E)));
     let r = s.fma(n, s.splat(-LN2_HIGH), clamped);
     let r = s.fma(n, s.splat(-LN2_LOW), r);
@@ -29,7 +28,7 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
         p = s.fma(p, r, s.splat(*c));
     }
     let y = s.fma(s.mul(r, r), p, s.add(r, s.splat(1.0)));
-    s.select_lt(x, low, s.splat(0.0), s.mul(y, s.exp2(n)))
+    s.select_lt((x, low), s.splat(0.0), s.mul(y, s.exp2(n)))
 }
 
 #[cfg(test)]

@@ -73,8 +73,8 @@ pub(crate) trait Simd: Copy {
     fn round(self, a: Self::F) -> Self::F;
     /// 2 to the power of lanes that hold integers in -126..=127.
     fn exp2(self, n: Self::F) -> Self::F;
-    /// `if a < b { x } else { y }` in each lane.
-    fn select_lt(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
+    /// `if a < b { x } else { y }` in each lane, with `a` and `b` from the pair.
+    fn select_lt(self, a_b: (Self::F, Self::F), x: Self::F, y: Self::F) -> Self::F;
     /// A bit for each lane where `a > b`, lane 0 lowest.
     fn mask_gt(self, a: Self::F, b: Self::F) -> u16;
     /// Sum by halves: lanes i and i + 8, then + 4, + 2, + 1.
@@ -97,6 +97,7 @@ pub(crate) trait Simd: Copy {
     fn shr_b<const N: u32>(self, a: Self::B, mask: u8) -> Self::B;
     /// Each byte shifted left by `N` bits, then masked.
     fn shl_b<const N: u32>(self, a: Self::B, mask: u8) -> Self::B;
-    /// `value` in each byte whose bit is set, bit 0 of byte 0 first; else 0.
-    fn spread_bits(self, bits: &[u8; 8], value: u8) -> Self::B;
+
+    /// Asks for the cache line `ahead` bytes after the start of `from`, which may lie beyond its end.
+    fn prefetch(self, from: &[u8], ahead: usize);
 }

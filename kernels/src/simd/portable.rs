@@ -108,7 +108,7 @@ impl Simd for Portable {
         map(n, |n| f32::from_bits(((n as i32 + 127) as u32) << 23))
     }
     #[inline(always)]
-    fn select_lt(self, a: F, b: F, x: F, y: F) -> F {
+    fn select_lt(self, (a, b): (F, F), x: F, y: F) -> F {
         std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
     }
     #[inline(always)]
@@ -162,7 +162,5 @@ impl Simd for Portable {
         a.map(|v| (v << N) & mask)
     }
     #[inline(always)]
-    fn spread_bits(self, bits: &[u8; 8], value: u8) -> [u8; 64] {
-        std::array::from_fn(|i| if bits[i / 8] >> (i % 8) & 1 == 1 { value } else { 0 })
-    }
+    fn prefetch(self, _from: &[u8], _ahead: usize) {}
 }

@@ -1,4 +1,6 @@
 //! Everything the workspace promises, checked: the World harness here, scenarios and suites in `tests/`.
 
+pub mod assets;
+pub mod conformance;
 pub mod http_server;
 pub mod world;

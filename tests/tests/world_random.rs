@@ -119,5 +119,10 @@ fn a_dead_actor_is_replaced() {
     assert_idle(&end);
     assert!(end.timeline.contains("doomed failed: internal failure"), "{}", end.timeline);
     assert!(end.timeline.contains("after Length"), "{}", end.timeline);
-    assert_eq!(end.end.models.iter().map(|model| model.subserver.children_restarts).sum::<u64>(), 1, "{}", end.timeline);
+    assert_eq!(
+        end.end.models.iter().map(|model| model.subserver.children_restarts).sum::<u64>(),
+        1,
+        "{}",
+        end.timeline
+    );
 }

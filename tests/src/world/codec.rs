@@ -16,7 +16,9 @@ impl Words {
 
 impl TextCodec for Words {
     fn encode(&self, text: &str, _special: SpecialTokens) -> Result<Vec<TokenId>, TextError> {
-        let word = |word: &str| word.strip_prefix('w').and_then(|id| id.parse().ok()).filter(|&id: &u32| id < self.vocab_size());
+        let word = |word: &str| {
+            word.strip_prefix('w').and_then(|id| id.parse().ok()).filter(|&id: &u32| id < self.vocab_size())
+        };
         text.split_whitespace().map(|text| word(text).ok_or_else(|| TextError(format!("no word {text:?}")))).collect()
     }
 

@@ -91,7 +91,9 @@ pub struct Request {
 impl Request {
     /// The prompt's tokens.
     pub fn tokens(&self, vocab: u32) -> Vec<u32> {
-        (0..self.prompt).map(|at| (tokenrouter_core::rng::mix(self.seed ^ u64::from(at)) % u64::from(vocab)) as u32).collect()
+        (0..self.prompt)
+            .map(|at| (tokenrouter_core::rng::mix(self.seed ^ u64::from(at)) % u64::from(vocab)) as u32)
+            .collect()
     }
 }
 

@@ -1,16 +1,21 @@
-//! The real HTTP server over the real runtime with two simulated models: routed name "pair", models "small" and "large".
+//! The real HTTP server over the real runtime: with two simulated models (routed name "pair", models "small" and "large")
+//! or with the models of a launch file.
 //! Owner: the test that starts it. Invariant: it lives in a thread of its own and listens on a free port of the loopback;
-//! every request of the pair hops.
+//! every request of the simulated
+//! pair hops.
 
 use crate::world::Words;
 use actix_rt::System;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokenrouter::http::types::chat::Conversation;
 use tokenrouter::http::types::generation::SamplingDefaults;
 use tokenrouter::http::{App, ChatTemplate, Limits, Listen, Parts, Served, server};
+use tokenrouter::launch::{self, Environment, Loaded, Overrides};
+use tokenrouter::progress::Progress;
 use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::runtime::{ModelSpec, Placement, Runtime, RuntimeSnapshot, RuntimeSpec, start};
 use tokenrouter_core::batching::{Batching, PolicySpec};
@@ -114,17 +119,37 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server on a free port.
+    /// Starts a server over simulated models.
     pub fn start(setup: Setup) -> Server {
         let gates = vec![Gate::default(), Gate::default()];
+        let doors = gates.clone();
+        Server::over(gates, move || {
+            let runtime = start(spec(&setup, &doors)).expect("the settings are right");
+            (app(runtime.clone()), runtime)
+        })
+    }
+
+    /// Starts a server over the models of a launch file, as `tokenrouter serve` does.
+    pub fn launch(file: PathBuf) -> Server {
+        Server::over(Vec::new(), move || {
+            let (environment, progress) = (Environment::read(), Progress::hidden());
+            let file =
+                launch::read(Some(&file), &Overrides::default(), &environment).expect("the launch file is right");
+            let plan = launch::prepare(file, &environment, &progress).expect("the models are there");
+            let loaded = Loaded::new(plan, &progress).expect("the models can be loaded");
+            let runtime = loaded.start().expect("the settings are right");
+            (launch::app(&loaded, runtime.clone()).expect("the metrics can be set up"), runtime)
+        })
+    }
+
+    fn over(gates: Vec<Gate>, build: impl FnOnce() -> (App, Runtime) + Send + 'static) -> Server {
         let (stop, stopped) = oneshot::channel();
         let (ready, started) = mpsc::channel();
-        let doors = gates.clone();
         let thread = std::thread::spawn(move || {
             System::new().block_on(async move {
-                let runtime = start(spec(&setup, &doors)).expect("the settings are right");
+                let (app, runtime) = build();
                 let listen = Listen { addresses: vec![([127, 0, 0, 1], 0).into()], workers: 2 };
-                let (server, bound) = server(app(runtime.clone()), &listen).expect("a free port");
+                let (server, bound) = server(app, &listen).expect("a free port");
                 let handle = server.handle();
                 let served = actix_rt::spawn(server);
                 ready.send((bound[0], runtime.clone())).expect("the test waits");
@@ -134,7 +159,7 @@ impl Server {
                 served.await.expect("no panic").expect("no error");
             });
         });
-        let (address, runtime) = started.recv_timeout(Duration::from_secs(20)).expect("the server starts");
+        let (address, runtime) = started.recv_timeout(Duration::from_secs(60)).expect("the server starts");
         Server { address, runtime, gates, stop, thread }
     }
 

@@ -57,3 +57,14 @@ fn the_openai_client_agrees_with_the_server_over_simulated_models() {
     suite(server.address, "w1 w2 w3");
     server.stop();
 }
+
+#[test]
+fn the_openai_client_agrees_with_the_server_over_the_demo_pair() {
+    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../config/demo");
+    let problems = fs::read_to_string(demo.join("problems.jsonl")).expect("the problems are there");
+    let first: serde_json::Value =
+        serde_json::from_str(problems.lines().next().expect("a problem")).expect("a line of JSON");
+    let server = Server::launch(demo.join("launch.toml"));
+    suite(server.address, first["question"].as_str().expect("a question"));
+    server.stop();
+}

@@ -31,6 +31,12 @@ pub fn read(metadata: &Metadata) -> Result<GgufVocab, String> {
         .into_iter()
         .filter(|token| !token.is_padding())
         .collect();
+    let mut seen = HashMap::new();
+    for token in &tokens {
+        if let Some(other) = seen.insert(token.text, token.id) {
+            return Err(format!("key \"tokenizer.ggml.tokens\": {other} and {} are both {:?}", token.id, token.text));
+        }
+    }
     let kind = text(metadata, "tokenizer.ggml.model")?.ok_or("key \"tokenizer.ggml.model\" is missing")?;
     let (tokenizer, adds_bos) = match kind {
         "gpt2" => byte_level(metadata, &tokens)?,

@@ -5,6 +5,7 @@
 //! a start token stands once.
 
 mod bytes;
+mod description;
 mod gguf_vocab;
 mod guard;
 mod pre_tokenizers;
@@ -87,7 +88,7 @@ fn from_hf(text: &HfText, bos: Option<TokenId>, eos: Option<TokenId>) -> Result<
     let start = if config["add_bos_token"].as_bool() == Some(false) {
         None
     } else {
-        tokenizer::prompt_start(&description).or(asked)
+        description::prompt_start(&description).or(asked)
     };
     let tokenizer = Tokenizer::from_description(description, start).map_err(|reason| fault(&text.tokenizer, reason))?;
     let named = |key: &str| config[key].as_str().or(config[key]["content"].as_str()).map(str::to_owned);

@@ -305,6 +305,35 @@ fn a_start_token_stands_once_and_only_where_wanted() {
     assert_eq!(start(&metadata), None);
 }
 
+#[test]
+fn no_merge_and_no_whole_word_makes_a_control_token() {
+    let mut metadata = byte_level_metadata("llama-bpe");
+    let mut tokens = metadata.get("tokenizer.ggml.tokens").unwrap().as_array().unwrap().to_vec();
+    let mut kinds = metadata.get("tokenizer.ggml.token_type").unwrap().as_array().unwrap().to_vec();
+    let ll = tokens.iter().position(|token| token.as_str() == Some("ll")).unwrap();
+    kinds[ll] = Value::Signed(3);
+    tokens.push(Value::Text("baa".into()));
+    kinds.push(Value::Signed(3));
+    metadata.insert("tokenizer.ggml.tokens".into(), Value::Array(tokens));
+    metadata.insert("tokenizer.ggml.token_type".into(), Value::Array(kinds));
+    let tokenizer = from_metadata(&metadata).unwrap();
+    for text in ["ll", "baa", "all baa ll", "lll"] {
+        let ids = tokenizer.encode(text, AsText).unwrap();
+        assert!(!has_control(&tokenizer, &ids), "{text:?}: {ids:?}");
+        assert_eq!(decode(&tokenizer, &ids), text);
+        assert!(has_control(&tokenizer, &tokenizer.encode(text, Parse).unwrap()));
+    }
+}
+
+#[test]
+fn a_text_with_two_ids_is_refused() {
+    let mut metadata = byte_level_metadata("gpt-2");
+    let mut tokens = metadata.get("tokenizer.ggml.tokens").unwrap().as_array().unwrap().to_vec();
+    tokens[1] = tokens[0].clone();
+    metadata.insert("tokenizer.ggml.tokens".into(), Value::Array(tokens));
+    assert!(from_metadata(&metadata).unwrap_err().contains("0 and 1"));
+}
+
 /// A `tokenizer.json` with everything that must not take effect: truncation, padding, added tokens.
 fn hf_description() -> Json {
     let mut vocab: serde_json::Map<String, Json> =
@@ -315,6 +344,7 @@ fn hf_description() -> Json {
         "truncation": { "max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right" },
         "padding": null,
         "added_tokens": [
+            { "id": 305, "content": "<late>", "special": true, "normalized": false, "single_word": false, "lstrip": false, "rstrip": false },
             { "id": 300, "content": "<s>", "special": true, "normalized": true, "single_word": false, "lstrip": false, "rstrip": false },
             { "id": 301, "content": "<think>", "special": false, "normalized": false, "single_word": false, "lstrip": false, "rstrip": false },
         ],
@@ -334,13 +364,15 @@ fn hf_description() -> Json {
 #[test]
 fn a_tokenizer_json_is_used_without_its_extras() {
     let description = hf_description();
-    let start = tokenizer::prompt_start(&description);
+    let start = description::prompt_start(&description);
     assert_eq!(start, Some(300));
     let tokenizer = Tokenizer::from_description(description, start).unwrap();
-    assert_eq!(tokenizer.encode("abab<s>", AsText).unwrap(), [256, 256, 60, 115, 62].map(|id: u32| id));
+    assert_eq!(tokenizer.encode("abab<s>", AsText).unwrap(), [256, 256, 60, 115, 62]);
     assert_eq!(tokenizer.encode("abab<s>", Parse).unwrap(), [256, 256, 300]);
     assert_eq!(tokenizer.encode("<think>", AsText).unwrap(), [301]);
-    assert_eq!((tokenizer.vocab_size(), tokenizer.strips_leading_space()), (302, false));
+    assert_eq!(tokenizer.encode("<late>", Parse).unwrap(), [305]);
+    assert_eq!((tokenizer.token_id("<late>"), tokenizer.token_id("ab")), (Some(305), Some(256)));
+    assert_eq!((tokenizer.vocab_size(), tokenizer.strips_leading_space()), (306, false));
     assert!(tokenizer.token_bytes(299).is_none(), "an id between real ones stands for nothing");
     assert!(tokenizer.is_special(300) && !tokenizer.is_special(301) && !tokenizer.is_special(299));
 }
@@ -362,11 +394,11 @@ fn descriptions_that_cannot_be_used_are_refused() {
         change(&mut description);
         Tokenizer::from_description(description, None).unwrap_err()
     };
-    assert!(refuse(&|d| d["model"]["type"] = "WordPiece".into()).contains("WordPiece"));
+    assert!(refuse(&|d| d["model"]["type"] = "Unigram".into()).contains("Unigram"));
     assert!(refuse(&|d| d["model"]["vocab"] = Json::Null).contains("model.vocab"));
-    assert!(refuse(&|d| d["added_tokens"][0]["id"] = (-1).into()).contains("<s>"));
-    assert!(refuse(&|d| d["added_tokens"][0]["id"] = 4_000_000_000u64.into()).contains("<s>"));
-    assert!(refuse(&|d| d["added_tokens"][0]["content"] = "§".into()).contains('§'));
+    assert!(refuse(&|d| d["added_tokens"][1]["id"] = (-1).into()).contains("<s>"));
+    assert!(refuse(&|d| d["added_tokens"][1]["id"] = 4_000_000_000u64.into()).contains("<s>"));
+    assert!(refuse(&|d| d["added_tokens"][1]["content"] = "§".into()).contains('§'));
     assert!(refuse(&|d| d["model"]["merges"] = json!(["a c"])).contains("ac"));
     let plain = refuse(&|d| {
         d["decoder"] = Json::Null;

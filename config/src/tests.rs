@@ -179,11 +179,7 @@ fn wrong_files_are_refused_with_line_and_remedy() {
             "kv_tokens = 4096\nkv_memory = 5",
             "14:13: kv_memory and kv_tokens are both given; keep one of them",
         ),
-        (
-            "threads = 2",
-            "step_tokens_max = 8",
-            "7:19: models[0].step_tokens_max = 8 is out of range; give 64 to 1048576",
-        ),
+        ("threads = 2", "step_tokens_max = 8", "7:19: models[0].step_tokens_max = 8 is out of range; give 64 to 65536"),
         ("large = 4", "large = 0", "26:24: batching.thresholds.large = 0 is out of range; give 1 to 64"),
         ("large = 4", "large = 65", "26:24: batching.thresholds.large = 65 is out of range; give 1 to 64"),
         (

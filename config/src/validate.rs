@@ -68,7 +68,7 @@ fn model(file: &LaunchFile, index: usize) -> Result<(), ConfigError> {
     }
     cores(file, index)?;
     within(file, &key("rows_max"), u64::from(model.rows_max), (1, 4096))?;
-    within(file, &key("step_tokens_max"), u64::from(model.step_tokens_max), (u64::from(model.rows_max), 1 << 20))?;
+    within(file, &key("step_tokens_max"), u64::from(model.step_tokens_max), (u64::from(model.rows_max), 65_536))?;
     if let Some(length) = model.context_length {
         within(file, &key("context_length"), u64::from(length), (2, 1 << 24))?;
     }

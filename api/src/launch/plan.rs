@@ -11,9 +11,11 @@ use std::sync::Arc;
 use tokenrouter_config::{Bytes, ConfigError, DEFAULT_KV_BYTES, KvBudget, LaunchFile, Model};
 use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
 use tokenrouter_core::routing::{self, Algorithm, RoutingError};
+use tokenrouter_gpu::cpu::Cpu;
 use tokenrouter_gpu::load::{self, KvMemory, LoadError, LoadOptions};
-use tokenrouter_gpu::ops::KvFormat;
+use tokenrouter_gpu::ops::{KvFormat, KvShape, Ops};
 use tokenrouter_gpu::weights::{self, Inspection, ModelConfig, ModelFiles};
+use tokenrouter_kernels::sys;
 
 /// A launch file whose models were opened and checked.
 pub struct Plan {
@@ -120,60 +122,74 @@ fn plan_model(file: &LaunchFile, index: usize, path: &Path) -> Result<PlannedMod
     let files = weights::open(path).map_err(|error| wrong("path", &error))?;
     let inspection = files.inspect().map_err(|error| wrong("path", &error))?;
     let text = ModelText::load(&files).map_err(|error| wrong("path", &error))?;
-    let options = options(model, &inspection, file.server.live_max);
-    let limits = load::check(&files, &options).map_err(|error| {
-        let key = match &error {
-            LoadError::Context { .. } => "context_length",
-            LoadError::StepSize { what, .. } => what,
-            LoadError::KvTooSmall { .. } | LoadError::Memory { .. } => match model.kv {
-                KvBudget::Tokens(_) => "kv_tokens",
-                KvBudget::Memory(_) | KvBudget::Default => "kv_memory",
-            },
-            LoadError::Weights(_) | LoadError::Ops(_) | LoadError::Architecture { .. } => "path",
-        };
-        wrong(key, &format_args!("model `{}`: {error}", model.name))
-    })?;
+    usable_cores(model).map_err(|problem| wrong("cores", &problem))?;
+    let refused = |error: LoadError| wrong(faulty_key(model, &error), &format_args!("model `{}`: {error}", model.name));
+    let options = options(model, &inspection, file.server.live_max).map_err(refused)?;
+    let limits = load::check(&files, &options).map_err(refused)?;
     Ok(PlannedModel { name: model.name.clone(), files, inspection, text, options, limits })
 }
 
+/// The key of a model's table that an error of the loader is about.
+fn faulty_key(model: &Model, error: &LoadError) -> &'static str {
+    match error {
+        LoadError::Context { .. } => "context_length",
+        LoadError::StepSize { what, .. } => what,
+        LoadError::KvTooSmall { .. } | LoadError::Memory { .. } => match model.kv {
+            KvBudget::Tokens(_) => "kv_tokens",
+            KvBudget::Memory(_) | KvBudget::Default => "kv_memory",
+        },
+        LoadError::Weights(_) | LoadError::Ops(_) | LoadError::Architecture { .. } => "path",
+    }
+}
+
+fn usable_cores(model: &Model) -> Result<(), String> {
+    let usable = sys::usable_cores();
+    let missing = model.cores.iter().flatten().find(|core| !usable.contains(&(**core as usize)));
+    match missing {
+        Some(core) => {
+            Err(format!("model `{}`: core {core} cannot be used; this process may use {usable:?}", model.name))
+        }
+        None => Ok(()),
+    }
+}
+
 /// The loader's options for a model of the launch file.
-fn options(model: &Model, inspection: &Inspection, live_max: u32) -> LoadOptions {
-    let kv_format = match model.kv_format {
-        tokenrouter_config::KvFormat::F16 => KvFormat::F16,
-        tokenrouter_config::KvFormat::F32 => KvFormat::F32,
-    };
+fn options(model: &Model, inspection: &Inspection, live_max: u32) -> Result<LoadOptions, LoadError> {
     let cores = model.cores.as_ref().map(|cores| cores.iter().map(|core| *core as usize).collect::<Vec<_>>());
     let threads = model.threads.map_or_else(|| cores.as_ref().map_or(0, Vec::len), |threads| threads as usize);
-    LoadOptions {
+    Ok(LoadOptions {
         threads,
         cores,
-        kv: kv_memory(model, (&inspection.config, kv_format), live_max),
-        kv_format,
+        kv: kv_memory(model, &inspection.config, live_max)?,
+        kv_format: kv_format(model),
         context_len: model.context_length,
         rows_max: model.rows_max,
         step_tokens_max: model.step_tokens_max,
         real_vocab: Some(inspection.tokens.len),
-    }
+    })
 }
 
 /// KV memory as asked for; by default room for the context of every live request, within [`DEFAULT_KV_BYTES`].
-fn kv_memory(model: &Model, (config, format): (&ModelConfig, KvFormat), live_max: u32) -> KvMemory {
+fn kv_memory(model: &Model, config: &ModelConfig, live_max: u32) -> Result<KvMemory, LoadError> {
     let pages = |tokens: u64| u32::try_from(tokens.div_ceil(PAGE_TOKENS as u64)).unwrap_or(u32::MAX);
-    match model.kv {
+    Ok(match model.kv {
         KvBudget::Memory(Bytes(bytes)) => KvMemory::Bytes(bytes),
         KvBudget::Tokens(tokens) => KvMemory::Pages(pages(u64::from(tokens))),
         KvBudget::Default => {
-            // A key and a value in every layer.
-            let numbers = 2 * config.layers as u64 * config.kv_heads as u64 * config.head_dim as u64;
-            let bytes_per_number = match format {
-                KvFormat::F16 => 2,
-                KvFormat::F32 => 4,
-            };
-            let token_bytes = (numbers * bytes_per_number).max(1);
+            let ModelConfig { layers, heads, kv_heads, head_dim, .. } = *config;
+            let shape = KvShape { layers, heads, kv_heads, head_dim, format: kv_format(model) };
+            let affordable = DEFAULT_KV_BYTES.0 / Cpu::kv_page_bytes(&shape)?.max(1);
             let context = model.context_length.map_or(config.context as u64, u64::from);
-            let affordable = DEFAULT_KV_BYTES.0 / token_bytes;
-            KvMemory::Pages(pages(affordable.min(context.saturating_mul(u64::from(live_max)))))
+            let wanted = pages(context).saturating_mul(live_max);
+            KvMemory::Pages(u32::try_from(affordable).unwrap_or(u32::MAX).min(wanted))
         }
+    })
+}
+
+fn kv_format(model: &Model) -> KvFormat {
+    match model.kv_format {
+        tokenrouter_config::KvFormat::F16 => KvFormat::F16,
+        tokenrouter_config::KvFormat::F32 => KvFormat::F32,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Compares a model with a logits fixture: `compare MODEL FIXTURE.json` prints, per prompt, how far this engine, llama.cpp
+//! Compares a model with a logits fixture: `model_compare MODEL FIXTURE.json` prints, per prompt, how far this engine, llama.cpp
 //! and the exact answer are apart over the fixture's top 20, and how many of 16 greedy tokens agree.
 
 use serde_json::Value;
@@ -13,7 +13,7 @@ use tokenrouter_gpu::runner::Runner;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [model, fixture] = &arguments[..] else {
-        return Err("usage: compare MODEL FIXTURE.json".into());
+        return Err("usage: model_compare MODEL FIXTURE.json".into());
     };
     let fixture: Value = serde_json::from_str(&std::fs::read_to_string(fixture)?)?;
     let options = LoadOptions { kv: KvMemory::Pages(64), context_len: Some(1024), ..LoadOptions::default() };

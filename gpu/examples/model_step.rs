@@ -1,4 +1,4 @@
-//! Times steps: `step MODEL [THREADS] [CONTEXT] [REQUESTS TOKENS]` prints milliseconds per step (median) for several shapes,
+//! Times steps: `model_step MODEL [THREADS] [CONTEXT] [REQUESTS TOKENS]` prints milliseconds per step (median) for several shapes,
 //! or for one, greedy with entropy.
 
 use std::path::Path;
@@ -15,7 +15,7 @@ const ROUNDS_OF_ONE: usize = 300;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let model = arguments.first().ok_or("usage: step MODEL [THREADS] [CONTEXT] [REQUESTS TOKENS]")?;
+    let model = arguments.first().ok_or("usage: model_step MODEL [THREADS] [CONTEXT] [REQUESTS TOKENS]")?;
     let threads = arguments.get(1).map_or(Ok(0), |text| text.parse())?;
     let context: u32 = arguments.get(2).map_or(Ok(128), |text| text.parse())?;
     let pages = (context + 512).div_ceil(16);

@@ -3,10 +3,10 @@
 
 use crate::ids::{ModelIdx, RequestId, TokenId};
 use crate::job::Failure;
-use crate::live::LiveNotes;
+use crate::live::{LiveNotes, Stamp};
 use crate::request::{Committed, RequestSpec};
-use serde::{Deserialize, Serialize};
-use smallvec::SmallVec;
+use serde::{Deserialize, Deserializer, Serialize};
+use smallvec::{Array, SmallVec};
 use std::sync::Arc;
 
 /// Per model: length of the token prefix it holds as ids.
@@ -28,14 +28,17 @@ pub struct PeerReq {
     /// Absolute position of the first token below.
     pub base: u32,
     /// The tokens from `base` on; `base + tokens.len()` is the committed length.
+    #[serde(deserialize_with = "cautious")]
     pub tokens: SmallVec<[TokenId; 8]>,
     /// What every model holds once this message has arrived.
+    #[serde(deserialize_with = "cautious")]
     pub known: Known,
     /// Hops of this request so far, this one included.
     pub hops: u32,
     /// Hops in a row that committed nothing, this one included if so.
     pub barren: u8,
     /// Live counts, filled in by InterModel as it sends.
+    #[serde(deserialize_with = "cautious")]
     pub live: LiveNotes,
     /// Whatever the routing algorithm wants to tell itself at the peer.
     pub ext: Vec<u8>,
@@ -68,8 +71,8 @@ pub enum PeerError {
         /// Models there.
         theirs: usize,
     },
-    /// A first visit without the description of the request.
-    #[error("the first message for a request lacks its description")]
+    /// No state is kept here and the message does not describe the request: this is not its first visit.
+    #[error("nothing is known here of this request; its state was lost in a restart")]
     NoSpec,
 }
 
@@ -97,6 +100,15 @@ impl PeerReq {
     }
 }
 
+/// Reads a list of any claimed length without taking memory for it before its items are there: `SmallVec` by itself
+/// reserves what the sender claims.
+fn cautious<'de, D: Deserializer<'de>, A: Array>(source: D) -> Result<SmallVec<A>, D::Error>
+where
+    A::Item: Deserialize<'de>,
+{
+    Vec::deserialize(source).map(SmallVec::from_vec)
+}
+
 /// What one subserver tells another.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum PeerFrame {
@@ -109,19 +121,19 @@ pub enum PeerFrame {
     /// A request has ended; drop whatever is held for it.
     Release(RequestId),
     /// Live counts changed.
-    Live(LiveNotes),
+    Live(#[serde(deserialize_with = "cautious")] LiveNotes),
     /// The sender has lost all its requests.
     Restarted,
 }
 
-/// A frame on its way. `seq` grows with every frame of a sender, also across its lives, so that repeated and late
+/// A frame on its way. The stamp grows with every frame of a sender, also across its lives, so that repeated and late
 /// frames are seen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Envelope {
     /// Who sends.
     pub from: ModelIdx,
     /// Number of this frame.
-    pub seq: u64,
+    pub stamp: Stamp,
     /// What it says.
     pub frame: PeerFrame,
 }

@@ -10,7 +10,7 @@ use actix::prelude::*;
 use std::collections::HashMap;
 use tokenrouter_core::ids::{ModelIdx, RequestId};
 use tokenrouter_core::job::Failure;
-use tokenrouter_core::live::LiveTable;
+use tokenrouter_core::live::{LiveTable, Stamp};
 use tokenrouter_core::peer::{Envelope, PeerFrame, PeerReq};
 use tokenrouter_core::request::{Pending, Queued, Seat};
 use tokenrouter_core::tombstones::Tombstones;
@@ -24,8 +24,8 @@ pub struct InterModel {
     pending: HashMap<RequestId, Pending>,
     ended: Tombstones,
     live: LiveTable,
-    sent: u64,
-    seen: Vec<u64>,
+    sent: Stamp,
+    seen: Vec<Stamp>,
     said: InterModelSnapshot,
 }
 
@@ -38,16 +38,16 @@ impl InterModel {
             pending: HashMap::new(),
             ended: Tombstones::default(),
             live: LiveTable::new(place.me, models, place.life),
-            sent: place.life << 40,
-            seen: vec![0; models],
+            sent: Stamp::start(place.life),
+            seen: vec![Stamp::default(); models],
             said: InterModelSnapshot { hops: vec![0; models], ..InterModelSnapshot::default() },
             place,
         }
     }
 
     fn send(&mut self, to: ModelIdx, frame: PeerFrame) -> bool {
-        self.sent += 1;
-        let envelope = Envelope { from: self.place.me, seq: self.sent, frame };
+        self.sent = self.sent.next();
+        let envelope = Envelope { from: self.place.me, stamp: self.sent, frame };
         let link = self.links.get(to.index()).and_then(Option::as_ref);
         match link.map(|link| link.send(envelope)) {
             Some(Ok(())) => true,
@@ -87,7 +87,7 @@ impl InterModel {
 
     fn arrive(&mut self, message: &PeerReq) {
         let id = message.request;
-        if self.live.absorb(&message.live) {
+        if self.live.absorb(message.from, &message.live) {
             self.place.post(&self.place.children.batcher, LiveNow(self.live.total()));
         }
         if self.ended.holds(id) {
@@ -144,7 +144,7 @@ impl InterModel {
     fn frame(&mut self, envelope: Envelope) {
         let from = envelope.from;
         match self.seen.get_mut(from.index()) {
-            Some(seen) if *seen < envelope.seq => *seen = envelope.seq,
+            Some(seen) if *seen < envelope.stamp => *seen = envelope.stamp,
             _ => {
                 self.said.dropped_frames += 1;
                 return;
@@ -157,7 +157,7 @@ impl InterModel {
             PeerFrame::Failed(id, failure) => self.place.post(&children.client, Lost(id, failure)),
             PeerFrame::Release(id) => self.release(Release(id)),
             PeerFrame::Live(notes) => {
-                if self.live.absorb(&notes) {
+                if self.live.absorb(from, &notes) {
                     self.place.post(&children.batcher, LiveNow(self.live.total()));
                 }
             }

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
-/// Rounds of spinning before a worker parks: some tens of microseconds.
-const SPINS_BEFORE_PARK: usize = 20_000;
+/// Rounds of spinning before a worker parks: some tens of microseconds, longer than the gaps within a step.
+const SPINS_BEFORE_PARK: usize = 4_000;
 /// Rounds of spinning before the caller offers its core to the worker it waits for.
 const SPINS_BEFORE_YIELD: usize = 2_000;
 /// More workers than any machine has; catches a typo in a launch file.

@@ -177,10 +177,17 @@ impl<const SUMS: bool> Kernel for Scan<'_, SUMS> {
         if max == f32::NEG_INFINITY {
             return chunk;
         }
-        // Every entry is at most `max`, so the first that is not below it is the one.
-        chunk.argmax = self.0.iter().position(|&x| x >= max).unwrap_or(0) as u32;
+        // Every entry is at most `max`, so the first that `max` does not exceed is the one.
+        let m = s.splat(max);
+        for (index, v) in vectors.iter().chain([&tail]).enumerate() {
+            let equal = !s.mask_gt(m, s.load(v));
+            if equal != 0 {
+                chunk.argmax = (index * LANES) as u32 + equal.trailing_zeros();
+                break;
+            }
+        }
         if SUMS {
-            let (m, far) = (s.splat(max), s.splat(FAR));
+            let far = s.splat(FAR);
             let (mut sum, mut weighted) = (zero, zero);
             for v in vectors.iter().chain([&tail]) {
                 let shift = s.max(s.sub(s.load(v), m), far);

@@ -10,7 +10,7 @@ use super::{BLOCK, KvCache, QUERIES, Segment};
 use crate::memory::Disjoint;
 use crate::simd::math::exp;
 use crate::simd::value::Value;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, for_row_groups, unrolled};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -68,21 +68,7 @@ impl<V: Value> Kernel for Typed<'_, V> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let mut first = self.tile.queries.start;
-        while first < self.tile.queries.end {
-            let left = self.tile.queries.end - first;
-            let count = left.div_ceil(left.div_ceil(S::ROWS));
-            macro_rules! arms {
-                ($($n:literal)*) => {
-                    match count {
-                        $($n if $n <= S::ROWS => self.queries::<S, $n>(s, first),)*
-                        _ => unreachable!("a group has at most {} queries", S::ROWS),
-                    }
-                };
-            }
-            arms!(1 2 3 4 5 6 7 8);
-            first += count;
-        }
+        for_row_groups!(S, self.tile.queries, |first, N| self.queries::<S, N>(s, first));
     }
 }
 
@@ -181,10 +167,10 @@ impl<V: Value> Typed<'_, V> {
         // The head size is a multiple of 16, so dimensions come in pairs.
         for (pair, keys) in keys.chunks_exact(2 * LANES * V::BYTES).enumerate().take(HEAD_DIM_MAX / 2) {
             let (a, b) = (V::load(s, keys), V::load(s, &keys[LANES * V::BYTES..]));
-            for r in 0..R {
+            unrolled!(R, |r| {
                 even[r] = s.fma(a, s.splat(q[r][2 * pair]), even[r]);
                 odd[r] = s.fma(b, s.splat(q[r][2 * pair + 1]), odd[r]);
-            }
+            });
         }
         for r in 0..R {
             even[r] = s.add(even[r], odd[r]);
@@ -211,9 +197,7 @@ impl<V: Value> Typed<'_, V> {
             }
             for slot in 0..all {
                 let v = row(slot);
-                for r in 0..R {
-                    acc[r] = s.fma(v, s.splat(weights[r][slot]), acc[r]);
-                }
+                unrolled!(R, |r| acc[r] = s.fma(v, s.splat(weights[r][slot]), acc[r]));
             }
             for r in 0..R {
                 for slot in all..seen(r) {

@@ -3,7 +3,7 @@
 use super::{AHEAD, Output, Packed, TILE, Work, prefetch};
 use crate::quant::Format;
 use crate::simd::value::{BF16, F16, F32, Value};
-use crate::simd::{self, Kernel, Simd};
+use crate::simd::{self, Kernel, Simd, for_row_groups, unrolled};
 use crate::sys::Isa;
 use std::marker::PhantomData;
 
@@ -31,21 +31,7 @@ impl<V: Value> Kernel for Product<'_, V> {
         let bytes = self.output.matrix.cols * TILE * V::BYTES;
         for tile in self.work.tiles.clone() {
             let weights = &self.packed.codes[tile * bytes..][..bytes];
-            let mut row = self.work.rows.start;
-            while row < self.work.rows.end {
-                let left = self.work.rows.end - row;
-                let group = left.div_ceil(left.div_ceil(S::ROWS));
-                macro_rules! arms {
-                    ($($n:literal)*) => {
-                        match group {
-                            $($n if $n <= S::ROWS => self.rows::<S, $n>(s, (tile, row), weights),)*
-                            _ => unreachable!("a group has at most {} rows", S::ROWS),
-                        }
-                    };
-                }
-                arms!(1 2 3 4 5 6 7 8);
-                row += group;
-            }
+            for_row_groups!(S, self.work.rows, |row, N| self.rows::<S, N>(s, (tile, row), weights));
         }
     }
 }
@@ -65,10 +51,10 @@ impl<V: Value> Product<'_, V> {
         for (pair, weights) in (&mut pairs).enumerate() {
             prefetch(s, weights, AHEAD);
             let (a, b) = (V::load(s, weights), V::load(s, &weights[TILE * V::BYTES..]));
-            for r in 0..R {
+            unrolled!(R, |r| {
                 even[r] = s.fma(a, s.splat(x[r][2 * pair]), even[r]);
                 odd[r] = s.fma(b, s.splat(x[r][2 * pair + 1]), odd[r]);
-            }
+            });
         }
         if !pairs.remainder().is_empty() {
             let a = V::load(s, pairs.remainder());

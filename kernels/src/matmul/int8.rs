@@ -4,7 +4,7 @@ use super::layout::{Codes, Scales, with_layout};
 use super::pack::tile_bytes;
 use super::quantize::BlockMeta;
 use super::{AHEAD, Output, Packed, QuantizedRows, TILE, Work, prefetch};
-use crate::simd::{self, Kernel, Simd};
+use crate::simd::{self, Kernel, Simd, for_row_groups, unrolled};
 use crate::sys::Isa;
 use std::marker::PhantomData;
 
@@ -34,22 +34,7 @@ impl<C: Codes, Sc: Scales> Kernel for Product<'_, C, Sc> {
         for tile in self.work.tiles.clone() {
             let scales = &self.packed.scales[tile * scale_bytes..][..scale_bytes];
             let codes = &self.packed.codes[tile * code_bytes..][..code_bytes];
-            let mut row = self.work.rows.start;
-            while row < self.work.rows.end {
-                let left = self.work.rows.end - row;
-                // Groups of nearly equal size, none above what the registers hold.
-                let group = left.div_ceil(left.div_ceil(S::ROWS));
-                macro_rules! arms {
-                    ($($n:literal)*) => {
-                        match group {
-                            $($n if $n <= S::ROWS => self.rows::<S, $n>(s, (tile, row), (scales, codes)),)*
-                            _ => unreachable!("a group has at most {} rows", S::ROWS),
-                        }
-                    };
-                }
-                arms!(1 2 3 4 5 6 7 8);
-                row += group;
-            }
+            for_row_groups!(S, self.work.rows, |row, N| self.rows::<S, N>(s, (tile, row), (scales, codes)));
         }
     }
 }
@@ -76,7 +61,7 @@ impl<C: Codes, Sc: Scales> Product<'_, C, Sc> {
                 for half in 0..Sc::HALVES {
                     let (d, m) = Sc::load(s, run, sub, half);
                     let span = 8 / Sc::HALVES;
-                    for r in 0..R {
+                    unrolled!(R, |r| {
                         let (codes, meta) = (&x[r].0[block], &x[r].1[block]);
                         let mut sum = s.zero_i();
                         for g in half * span..(half + 1) * span {
@@ -86,7 +71,7 @@ impl<C: Codes, Sc: Scales> Product<'_, C, Sc> {
                         let minus_sum = if Sc::HALVES == 2 { meta.minus_half_sums[half] } else { meta.minus_sum };
                         acc[r] = s.fma(s.to_f(sum), s.mul(d, s.splat(meta.scale)), acc[r]);
                         acc[r] = s.fma(m, s.splat(minus_sum), acc[r]);
-                    }
+                    });
                 }
             }
         }

@@ -25,6 +25,7 @@ use crate::quant::{Format, dequantize_row};
 use crate::simd::Simd;
 use crate::{KernelError, Pool};
 pub use quantize::QuantizedRows;
+use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Outputs per tile: the rows of a matrix that are interleaved.
@@ -161,7 +162,7 @@ pub fn linear(pool: &Pool, input: &Input<'_>, products: &mut [Linear<'_>]) {
         assert!(product.bias.is_none_or(|bias| bias.len() == matrix.rows), "bias size");
         assert!(!matrix.format.is_quantized() || input.codes.is_some(), "input was made without int8 codes");
     }
-    let outputs: Vec<Output<'_>> = products.iter_mut().map(Output::new).collect();
+    let outputs: SmallVec<[Output<'_>; 4]> = products.iter_mut().map(Output::new).collect();
     let tiles: usize = outputs.iter().map(|o| o.matrix.tiles()).sum();
     let passes = input.rows.div_ceil(ROWS_PER_PASS).max(1);
     pool.run_ranges(tiles * passes, 1, &|range| {

@@ -25,6 +25,45 @@ pub(crate) trait Kernel {
     fn run<S: Simd>(self, s: S) -> Self::Output;
 }
 
+/// Cuts a range of rows into groups of nearly equal size that the registers of `$S` hold, and runs `$body` for each with
+/// its first row and its size as a constant.
+macro_rules! for_row_groups {
+    ($S:ident, $range:expr, |$first:ident, $N:ident| $body:expr) => {{
+        let mut $first = $range.start;
+        while $first < $range.end {
+            let left = $range.end - $first;
+            let size = left.div_ceil(left.div_ceil($S::ROWS));
+            for_row_groups!(@sizes $S, size, $N, $body, 1 2 3 4 5 6 7 8);
+            $first += size;
+        }
+    }};
+    (@sizes $S:ident, $size:ident, $N:ident, $body:expr, $($n:literal)*) => {
+        match $size {
+            $($n if $n <= $S::ROWS => {
+                const $N: usize = $n;
+                $body
+            })*
+            _ => unreachable!("a group has at most {} rows", $S::ROWS),
+        }
+    };
+}
+pub(crate) use for_row_groups;
+
+/// `for $r in 0..$R` for a constant `$R` of at most 8, unrolled whatever the compiler thinks of the size: a loop that
+/// stays would keep its vectors in memory.
+macro_rules! unrolled {
+    ($R:ident, |$r:ident| $body:expr) => {
+        unrolled!(@rows $R, $r, $body, 0 1 2 3 4 5 6 7)
+    };
+    (@rows $R:ident, $r:ident, $body:expr, $($n:literal)*) => {
+        $(if $R > $n {
+            let $r = $n;
+            $body
+        })*
+    };
+}
+pub(crate) use unrolled;
+
 /// Runs a kernel. `isa` must come from a [`crate::Pool`] (or [`Isa::detect`]), which checks that the machine has it.
 #[inline]
 pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {

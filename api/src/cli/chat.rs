@@ -85,7 +85,12 @@ async fn converse(talk: &Talking<'_>, system: Vec<Message>, interactive: bool) -
             line = typed.recv() => line,
             _ = tokio::signal::ctrl_c() => None,
         };
-        let Some(line) = line.transpose()? else { return Ok(()) };
+        let Some(line) = line.transpose()? else {
+            if interactive {
+                eprintln!();
+            }
+            return Ok(());
+        };
         match line.trim() {
             "" => continue,
             "/quit" | "/exit" => return Ok(()),

@@ -68,7 +68,7 @@ impl<V: Value> Kernel for Typed<'_, V> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for_row_groups!(S, self.tile.queries, |first, N| self.queries::<S, N>(s, first));
+        for_row_groups!(S::FLOAT_ROWS, self.tile.queries, |first, N| self.queries::<S, N>(s, first));
     }
 }
 

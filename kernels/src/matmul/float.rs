@@ -31,7 +31,7 @@ impl<V: Value> Kernel for Product<'_, V> {
         let bytes = self.output.matrix.cols * TILE * V::BYTES;
         for tile in self.work.tiles.clone() {
             let weights = &self.packed.codes[tile * bytes..][..bytes];
-            for_row_groups!(S, self.work.rows, |row, N| self.rows::<S, N>(s, (tile, row), weights));
+            for_row_groups!(S::FLOAT_ROWS, self.work.rows, |row, N| self.rows::<S, N>(s, (tile, row), weights));
         }
     }
 }

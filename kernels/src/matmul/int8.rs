@@ -34,7 +34,7 @@ impl<C: Codes, Sc: Scales> Kernel for Product<'_, C, Sc> {
         for tile in self.work.tiles.clone() {
             let scales = &self.packed.scales[tile * scale_bytes..][..scale_bytes];
             let codes = &self.packed.codes[tile * code_bytes..][..code_bytes];
-            for_row_groups!(S, self.work.rows, |row, N| self.rows::<S, N>(s, (tile, row), (scales, codes)));
+            for_row_groups!(S::ROWS, self.work.rows, |row, N| self.rows::<S, N>(s, (tile, row), (scales, codes)));
         }
     }
 }

@@ -37,7 +37,8 @@ impl Simd for Avx2 {
     type F = F;
     type I = I;
     type B = I;
-    const ROWS: usize = 2;
+    const ROWS: usize = 4;
+    const FLOAT_ROWS: usize = 2;
 
     methods! {
         fn splat(v: f32) -> F { [_mm256_set1_ps(v); 2] }

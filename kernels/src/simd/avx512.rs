@@ -36,6 +36,7 @@ impl Simd for Avx512 {
     type I = __m512i;
     type B = __m512i;
     const ROWS: usize = 8;
+    const FLOAT_ROWS: usize = 8;
 
     methods! {
         fn splat(v: f32) -> __m512 { _mm512_set1_ps(v) }

@@ -25,25 +25,25 @@ pub(crate) trait Kernel {
     fn run<S: Simd>(self, s: S) -> Self::Output;
 }
 
-/// Cuts a range of rows into groups of nearly equal size that the registers of `$S` hold, and runs `$body` for each with
-/// its first row and its size as a constant.
+/// Cuts a range of rows into groups of nearly equal size that the registers hold (`$max`, at most 8), and runs `$body`
+/// for each with its first row and its size as a constant.
 macro_rules! for_row_groups {
-    ($S:ident, $range:expr, |$first:ident, $N:ident| $body:expr) => {{
+    ($max:expr, $range:expr, |$first:ident, $N:ident| $body:expr) => {{
         let mut $first = $range.start;
         while $first < $range.end {
             let left = $range.end - $first;
-            let size = left.div_ceil(left.div_ceil($S::ROWS));
-            for_row_groups!(@sizes $S, size, $N, $body, 1 2 3 4 5 6 7 8);
+            let size = left.div_ceil(left.div_ceil($max));
+            for_row_groups!(@sizes $max, size, $N, $body, 1 2 3 4 5 6 7 8);
             $first += size;
         }
     }};
-    (@sizes $S:ident, $size:ident, $N:ident, $body:expr, $($n:literal)*) => {
+    (@sizes $max:expr, $size:ident, $N:ident, $body:expr, $($n:literal)*) => {
         match $size {
-            $($n if $n <= $S::ROWS => {
+            $($n if $n <= $max => {
                 const $N: usize = $n;
                 $body
             })*
-            _ => unreachable!("a group has at most {} rows", $S::ROWS),
+            _ => unreachable!("a group has at most {} rows", $max),
         }
     };
 }
@@ -86,8 +86,10 @@ pub(crate) trait Simd: Copy {
     type F: Copy;
     type I: Copy;
     type B: Copy;
-    /// Activation rows that the matrix kernels keep in registers at once.
+    /// Rows that int8 products keep in registers at once: a vector of floats each, and one of integers.
     const ROWS: usize;
+    /// Rows that float products and attention keep in registers at once: two vectors of floats each.
+    const FLOAT_ROWS: usize;
 
     fn splat(self, v: f32) -> Self::F;
     fn load(self, v: &[f32; 16]) -> Self::F;

@@ -34,6 +34,7 @@ impl Simd for Portable {
     type I = [i32; 16];
     type B = [u8; 64];
     const ROWS: usize = 2;
+    const FLOAT_ROWS: usize = 2;
 
     #[inline(always)]
     fn splat(self, v: f32) -> F {

@@ -1,21 +1,27 @@
 //! Drawing the next token from a row of raw logits. Owner: the runner. Invariant: the token is a pure function of the
-//! logits, the parameters, the history and (seed, position); sums run in a fixed order, so equal inputs give equal
-//! tokens in any batch.
+//! logits, the parameters, the history and (seed, position); sums run in a fixed order and exponentials are computed
+//! here, so equal inputs give equal tokens in any batch and on any machine.
 //!
 //! Order of the rules (the one vLLM's sampler documents): logit bias, penalties (repetition, then frequency and
 //! presence), bans; then greedy, or temperature, min-p, top-k, top-p, draw. Top-p is measured on what min-p and top-k
-//! left, renormalised. Equal logits are ordered by lower id everywhere.
+//! left, renormalised. Equal logits are ordered by lower id everywhere. Temperatures below 1e-5 are greedy.
 
 use tokenrouter_core::executor::Draw;
 use tokenrouter_core::ids::TokenId;
 use tokenrouter_core::rng::{self, Stream};
 use tokenrouter_core::sampling::{SamplingParams, TokenCounts};
 
+/// Temperatures below this are greedy.
+const TEMPERATURE_MIN: f32 = 1e-5;
 /// Weights below `exp(-45)` of the highest are dropped: even a whole vocabulary of them cannot reach one draw in 1e14.
-const LOG_WEIGHT_MIN: f64 = -45.0;
-/// First size of the sorted head that top-p looks at; grows by `HEAD_GROWTH` until the head holds the mass.
-const HEAD_FIRST: usize = 64;
+const LOG_WEIGHT_MIN: f32 = -45.0;
+/// Up to this many tokens are found by one scan with a short sorted list; more are found by selection.
+const SCAN_MAX: usize = 128;
+/// How the sorted part grows when top-p needs more than a scan gives.
 const HEAD_GROWTH: usize = 8;
+/// Tokens per partial sum of weights.
+const BLOCK: usize = 512;
+const LANES: usize = 16;
 
 /// Why no token could be drawn.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -35,8 +41,12 @@ pub enum SampleError {
 #[derive(Debug)]
 pub struct Sampler {
     real_vocab: usize,
+    /// Logits after bias, penalties and bans.
     work: Vec<f32>,
+    /// Tokens that top-k and top-p left, by rank.
     kept: Vec<Candidate>,
+    /// Weights of blocks of tokens, when nothing but min-p cut them.
+    blocks: Vec<f64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -52,9 +62,13 @@ impl Candidate {
     }
 }
 
+fn is_greedy(temperature: f32) -> bool {
+    (0.0..TEMPERATURE_MIN).contains(&temperature)
+}
+
 /// Whether the candidate is simply the highest raw logit of the real vocabulary.
 pub fn is_plain_greedy(draw: &Draw) -> bool {
-    draw.params.temperature == 0.0
+    is_greedy(draw.params.temperature)
         && draw.params.logit_bias.is_empty()
         && draw.banned.is_empty()
         && !(draw.params.reads_history() && draw.history.is_some())
@@ -65,7 +79,7 @@ impl Sampler {
     /// padding above is never drawn.
     pub fn new(vocab_width: usize, real_vocab: usize) -> Self {
         let real_vocab = real_vocab.min(vocab_width);
-        Sampler { real_vocab, work: Vec::with_capacity(real_vocab), kept: Vec::with_capacity(real_vocab) }
+        Sampler { real_vocab, work: Vec::with_capacity(real_vocab), kept: Vec::new(), blocks: Vec::new() }
     }
 
     /// Draws the token of `position` from raw logits `[vocab_width]`.
@@ -78,38 +92,122 @@ impl Sampler {
         self.work.extend_from_slice(&logits[..self.real_vocab.min(logits.len())]);
         adjust(&mut self.work, draw);
         let best = highest(&self.work)?;
-        if params.temperature == 0.0 {
+        if is_greedy(params.temperature) {
             return Ok(best.id);
         }
         if !(params.temperature > 0.0 && params.temperature.is_finite()) {
             return Err(SampleError::Temperature(params.temperature));
         }
-        let scale = Scale { max: best.logit, temperature: f64::from(params.temperature) };
-        self.keep(params, scale);
+        let scale = Scale::new(best.logit, params);
         let unit = rng::unit(params.seed, position, Stream::Token);
-        Ok(pick(&self.kept, scale, unit).unwrap_or(best.id))
+        let drawn = if params.top_k == 0 && params.top_p >= 1.0 {
+            self.sum_blocks(scale);
+            self.pick_from_all(scale, unit)
+        } else {
+            self.keep(params, scale);
+            pick(&self.kept, scale, unit)
+        };
+        Ok(drawn.unwrap_or(best.id))
     }
 
-    /// Fills `kept` by min-p, top-k and top-p. Afterwards it is sorted by rank if a top rule cut it, by id otherwise.
+    /// Fills `kept` by top-k and top-p, by rank; one of the two is in use.
     fn keep(&mut self, params: &SamplingParams, scale: Scale) {
-        let log_min =
-            if params.min_p > 0.0 { f64::from(params.min_p).ln().max(LOG_WEIGHT_MIN) } else { LOG_WEIGHT_MIN };
-        self.kept.clear();
-        for (id, &logit) in self.work.iter().enumerate() {
-            if scale.log_weight(logit) >= log_min {
-                self.kept.push(Candidate { logit, id: id as TokenId });
+        let k = if params.top_k == 0 { usize::MAX } else { params.top_k as usize };
+        scan(&self.work, (k.min(SCAN_MAX), scale.floor), &mut self.kept);
+        let mut complete = self.kept.len() == k || self.kept.len() < SCAN_MAX;
+        if !complete && params.top_k > 0 {
+            self.collect(scale);
+            self.sort_head(0, k);
+            self.kept.truncate(k);
+            complete = true;
+        }
+        if params.top_p >= 1.0 {
+            return;
+        }
+        let total = if complete {
+            self.kept.iter().map(|candidate| scale.weight(candidate.logit)).sum()
+        } else {
+            self.sum_blocks(scale)
+        };
+        let target = f64::from(params.top_p) * total;
+        match nucleus(&self.kept, scale, target) {
+            Some(len) => self.kept.truncate(len),
+            None if complete => (),
+            None => self.keep_nucleus(scale, target),
+        }
+    }
+
+    /// Keeps the head that holds `target` weight, sorting more and more of it.
+    fn keep_nucleus(&mut self, scale: Scale, target: f64) {
+        self.collect(scale);
+        let mut sorted = 0;
+        while sorted < self.kept.len() {
+            let end = (sorted.max(SCAN_MAX) * HEAD_GROWTH).min(self.kept.len());
+            self.sort_head(sorted, end);
+            sorted = end;
+            if let Some(len) = nucleus(&self.kept[..sorted], scale, target) {
+                return self.kept.truncate(len);
             }
         }
-        let k = params.top_k as usize;
-        if k > 0 && k < self.kept.len() {
-            self.kept.select_nth_unstable_by(k - 1, Candidate::rank);
-            self.kept.truncate(k);
-            self.kept.sort_unstable_by(Candidate::rank);
+    }
+
+    /// Everything that weighs something, in the order of ids.
+    fn collect(&mut self, scale: Scale) {
+        let tokens = self.work.iter().zip(0..).filter(|&(&logit, _)| logit >= scale.floor);
+        self.kept.clear();
+        self.kept.extend(tokens.map(|(&logit, id)| Candidate { logit, id }));
+    }
+
+    /// Puts the highest `end` in order, of which the first `sorted` are already.
+    fn sort_head(&mut self, sorted: usize, end: usize) {
+        let end = end.min(self.kept.len());
+        if end < self.kept.len() {
+            self.kept[sorted..].select_nth_unstable_by(end - sorted - 1, Candidate::rank);
         }
-        if params.top_p < 1.0 {
-            let len = nucleus(&mut self.kept, scale, f64::from(params.top_p));
-            self.kept.truncate(len);
+        self.kept[sorted..end].sort_unstable_by(Candidate::rank);
+    }
+
+    /// Sums the weights of all tokens, block by block; returns the sum of the sums.
+    fn sum_blocks(&mut self, scale: Scale) -> f64 {
+        self.blocks.clear();
+        self.blocks.extend(self.work.chunks(BLOCK).map(|block| {
+            let mut lanes = [0.0f32; LANES];
+            let (vectors, rest) = block.as_chunks::<LANES>();
+            for vector in vectors {
+                for (lane, &logit) in lanes.iter_mut().zip(vector) {
+                    *lane += scale.weight32(logit);
+                }
+            }
+            for (lane, &logit) in lanes.iter_mut().zip(rest) {
+                *lane += scale.weight32(logit);
+            }
+            lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>()
+        }));
+        self.blocks.iter().sum()
+    }
+
+    /// Inverse transform sampling over all tokens in the order of their ids: finds the block, then the token in it.
+    fn pick_from_all(&self, scale: Scale, unit: f64) -> Option<TokenId> {
+        let mut left = unit * self.blocks.iter().sum::<f64>();
+        let mut last = None;
+        for (index, block) in self.work.chunks(BLOCK).enumerate() {
+            if left >= self.blocks[index] {
+                left -= self.blocks[index];
+                continue;
+            }
+            for (&logit, id) in block.iter().zip(index * BLOCK..) {
+                let weight = scale.weight(logit);
+                if weight > 0.0 {
+                    last = Some(id as TokenId);
+                }
+                if left < weight {
+                    return last;
+                }
+                left -= weight;
+            }
         }
+        // Rounding can leave a crumb behind the last token of a block.
+        last
     }
 }
 
@@ -117,17 +215,43 @@ impl Sampler {
 #[derive(Clone, Copy)]
 struct Scale {
     max: f32,
-    temperature: f64,
+    inverse_temperature: f32,
+    /// Logits below this weigh nothing: min-p, or the smallest weight that matters.
+    floor: f32,
 }
 
 impl Scale {
-    fn log_weight(self, logit: f32) -> f64 {
-        (f64::from(logit) - f64::from(self.max)) / self.temperature
+    fn new(max: f32, params: &SamplingParams) -> Scale {
+        let log_min = if params.min_p > 0.0 { params.min_p.ln().max(LOG_WEIGHT_MIN) } else { LOG_WEIGHT_MIN };
+        let floor = (max + log_min.min(0.0) * params.temperature).min(max);
+        Scale { max, inverse_temperature: 1.0 / params.temperature, floor }
     }
 
-    fn weight(self, candidate: &Candidate) -> f64 {
-        self.log_weight(candidate.logit).exp()
+    fn weight32(self, logit: f32) -> f32 {
+        let power = ((logit - self.max) * self.inverse_temperature).max(2.0 * LOG_WEIGHT_MIN);
+        if logit >= self.floor { exp(power) } else { 0.0 }
     }
+
+    fn weight(self, logit: f32) -> f64 {
+        f64::from(self.weight32(logit))
+    }
+}
+
+/// `e^x` for `-87 <= x <= 0`, to about 2e-7: `2^n e^r` with `n` the nearest integer to `x / ln 2` and a polynomial for
+/// `e^r` (Cephes `expf`). Plain arithmetic, so that it vectorises and is the same on every machine.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    /// Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum.
+    const MAGIC: f32 = 12_582_912.0;
+    let shifted = x * std::f32::consts::LOG2_E + MAGIC;
+    let n = shifted - MAGIC;
+    let r = (x - n * 0.693_359_4) + n * 2.121_944_4e-4;
+    let mut p = 1.987_569_2e-4;
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5e-1] {
+        p = p * r + c;
+    }
+    let exponent = (shifted.to_bits() << 23).wrapping_add(1.0f32.to_bits());
+    (p * r * r + r + 1.0) * f32::from_bits(exponent)
 }
 
 /// Bias, penalties and bans, in place.
@@ -163,53 +287,68 @@ fn penalise(logits: &mut [f32], params: &SamplingParams, history: &TokenCounts) 
 }
 
 fn highest(logits: &[f32]) -> Result<Candidate, SampleError> {
-    let mut best = Candidate { logit: f32::NEG_INFINITY, id: 0 };
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit.is_nan() {
-            return Err(SampleError::NotFinite(logit));
-        }
-        if logit > best.logit {
-            best = Candidate { logit, id: id as TokenId };
+    let (vectors, rest) = logits.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let mut nan = [false; LANES];
+    for lane in 0..rest.len() {
+        (lanes[lane], nan[lane]) = (rest[lane], rest[lane].is_nan());
+    }
+    for vector in vectors {
+        for lane in 0..LANES {
+            lanes[lane] = if vector[lane] > lanes[lane] { vector[lane] } else { lanes[lane] };
+            nan[lane] |= vector[lane].is_nan();
         }
     }
-    match best.logit {
+    if nan.contains(&true) {
+        return Err(SampleError::NotFinite(f32::NAN));
+    }
+    let logit = lanes.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    match logit {
         f32::NEG_INFINITY => Err(SampleError::NothingLeft),
-        f32::INFINITY => Err(SampleError::NotFinite(best.logit)),
-        _ => Ok(best),
+        f32::INFINITY => Err(SampleError::NotFinite(logit)),
+        _ => Ok(Candidate { logit, id: logits.iter().position(|&x| x == logit).unwrap_or(0) as TokenId }),
     }
 }
 
-/// Sorts as much of the head by rank as is needed to hold `p` of the mass; returns its length, at least 1.
-fn nucleus(kept: &mut [Candidate], scale: Scale, p: f64) -> usize {
-    let target = p * kept.iter().map(|candidate| scale.weight(candidate)).sum::<f64>();
-    let mut sorted = 0;
-    let mut mass = 0.0;
-    let mut head = HEAD_FIRST;
-    while sorted < kept.len() {
-        let end = head.min(kept.len());
-        if end < kept.len() {
-            kept[sorted..].select_nth_unstable_by(end - sorted - 1, Candidate::rank);
+/// The `k` highest logits not below `floor`, by rank: one pass with a short sorted list.
+fn scan(logits: &[f32], (k, floor): (usize, f32), out: &mut Vec<Candidate>) {
+    out.clear();
+    let mut bar = floor;
+    for (&logit, id) in logits.iter().zip(0..) {
+        // Equals of the last kept one come later, so they lose; the floor itself is still kept.
+        if logit < bar || (out.len() == k && logit == bar) {
+            continue;
         }
-        kept[sorted..end].sort_unstable_by(Candidate::rank);
-        for (index, candidate) in kept.iter().enumerate().take(end).skip(sorted) {
-            mass += scale.weight(candidate);
-            if mass >= target {
-                return index + 1;
-            }
+        if out.len() == k {
+            out.pop();
         }
-        sorted = end;
-        head = head.saturating_mul(HEAD_GROWTH);
+        let place = out.partition_point(|kept| kept.logit >= logit);
+        out.insert(place, Candidate { logit, id });
+        if out.len() == k {
+            bar = out[k - 1].logit;
+        }
     }
-    kept.len()
+}
+
+/// How many of these tokens, by rank, hold `target` weight together; `None` if all of them do not.
+fn nucleus(kept: &[Candidate], scale: Scale, target: f64) -> Option<usize> {
+    let mut mass = 0.0;
+    for (index, candidate) in kept.iter().enumerate() {
+        mass += scale.weight(candidate.logit);
+        if mass >= target {
+            return Some(index + 1);
+        }
+    }
+    None
 }
 
 /// Inverse transform sampling: the first candidate at which the running weight exceeds `unit` of the whole.
 fn pick(kept: &[Candidate], scale: Scale, unit: f64) -> Option<TokenId> {
-    let total: f64 = kept.iter().map(|candidate| scale.weight(candidate)).sum();
+    let total: f64 = kept.iter().map(|candidate| scale.weight(candidate.logit)).sum();
     let target = unit * total;
     let mut mass = 0.0;
     for candidate in kept {
-        mass += scale.weight(candidate);
+        mass += scale.weight(candidate.logit);
         if mass > target {
             return Some(candidate.id);
         }
@@ -292,19 +431,71 @@ mod tests {
     }
 
     #[test]
-    fn nucleus_equals_a_full_sort_on_wide_rows() {
-        let mut sampler = Sampler::new(5000, 5000);
-        for case in 0..12u64 {
-            let logits: Vec<f32> = random_logits(case, 5000).iter().map(|l| (l * 4.0).round() / 4.0).collect();
-            let top_p = [0.05, 0.5, 0.9, 0.999][case as usize % 4];
-            let params = SamplingParams { temperature: 1.3, top_p, ..Default::default() };
-            let scale = Scale { max: logits.iter().copied().fold(f32::MIN, f32::max), temperature: f64::from(1.3f32) };
+    fn kept_tokens_equal_those_of_a_full_sort_on_wide_rows() {
+        let mut sampler = Sampler::new(20_000, 20_000);
+        for case in 0..48u64 {
+            // Coarse values, so that many tokens are equal and order by id matters.
+            let logits: Vec<f32> = random_logits(case, 20_000).iter().map(|l| (l * 4.0).round() / 4.0).collect();
+            let params = SamplingParams {
+                temperature: [0.5, 1.3, 30.0][case as usize % 3],
+                top_p: [0.05, 0.5, 0.9, 0.999, 1.0][case as usize % 5],
+                top_k: [0, 1, 40, 128, 129, 9000, 30_000][case as usize % 7],
+                min_p: [0.0, 0.013][case as usize % 2],
+                ..Default::default()
+            };
+            if params.top_k == 0 && params.top_p == 1.0 {
+                continue;
+            }
             sampler.work.clear();
             sampler.work.extend_from_slice(&logits);
-            sampler.keep(&params, scale);
+            sampler.keep(&params, Scale::new(highest(&logits).unwrap().logit, &params));
             let ids: Vec<u32> = sampler.kept.iter().map(|c| c.id).collect();
             let slow: Vec<u32> = distribution(&logits, &params).iter().map(|e| e.0).collect();
-            assert_eq!(ids, slow, "case {case}");
+            // Sums of thousands of f32 weights may end top-p one token early or late, never elsewhere.
+            let shorter = ids.len().min(slow.len());
+            assert!(ids.len().abs_diff(slow.len()) <= 1, "case {case} {params:?}: {} {}", ids.len(), slow.len());
+            assert_eq!(ids[..shorter], slow[..shorter], "case {case} {params:?}");
+        }
+    }
+
+    #[test]
+    fn exponentials_are_accurate_and_weights_of_all_tokens_sum_up() {
+        for step in 0..870_000 {
+            let x = step as f32 * -1e-4;
+            let exact = f64::from(x).exp();
+            assert!((f64::from(exp(x)) - exact).abs() <= 2.5e-7 * exact, "{x}");
+        }
+        assert_eq!(exp(0.0), 1.0);
+        for width in [1, 15, 16, 511, 513, 5000] {
+            let logits = random_logits(5, width);
+            let params = SamplingParams { temperature: 0.8, ..Default::default() };
+            let max = highest(&logits).unwrap().logit;
+            let mut sampler = Sampler::new(width, width);
+            sampler.work.extend_from_slice(&logits);
+            let total = sampler.sum_blocks(Scale::new(max, &params));
+            let exact: f64 = logits.iter().map(|&l| ((f64::from(l) - f64::from(max)) / f64::from(0.8f32)).exp()).sum();
+            assert!((total - exact).abs() < 2e-6 * exact, "{width}: {total} {exact}");
+        }
+    }
+
+    #[test]
+    fn the_ends_of_the_unit_interval_draw_real_tokens() {
+        for width in [1usize, 3, 512, 1500] {
+            let mut logits = random_logits(9, width);
+            logits[0] = f32::NEG_INFINITY;
+            logits[width - 1] = f32::NEG_INFINITY;
+            if width < 3 {
+                logits[0] = 0.0;
+            }
+            let params = SamplingParams { temperature: 1.0, ..Default::default() };
+            let scale = Scale::new(highest(&logits).unwrap().logit, &params);
+            let mut sampler = Sampler::new(width, width);
+            sampler.work.extend_from_slice(&logits);
+            sampler.sum_blocks(scale);
+            for unit in [0.0, 0.5, 1.0 - f64::EPSILON] {
+                let token = sampler.pick_from_all(scale, unit).unwrap() as usize;
+                assert!(logits[token].is_finite(), "{width} {unit}: {token}");
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokenrouter_actors::gpu_executor::Seat;
+use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{ModelSpec, Placement, Runtime, RuntimeSnapshot, RuntimeSpec, start};
 use tokenrouter_core::batching::{Batching, PolicySpec};
 use tokenrouter_core::executor::{Executor, ExecutorError};
@@ -77,10 +78,10 @@ fn spec(setup: &Setup) -> RuntimeSpec {
             name: (*name).to_owned(),
             limits: model.limits(),
             eos: model.info().eos.clone(),
-            executor: Seat::Thread(Arc::new(move || {
+            site: Site::Here(Seat::Thread(Arc::new(move || {
                 let runner = executor.executor().map_err(|error| ExecutorError::Lost(error.to_string()))?;
                 Ok(Box::new(runner) as Box<dyn Executor>)
-            })),
+            }))),
         }
     });
     let policy = match &setup.thresholds[..] {
@@ -94,6 +95,7 @@ fn spec(setup: &Setup) -> RuntimeSpec {
         batching: Batching { policy, max_wait: Duration::from_millis(100) },
         live_max: 64,
         placement: Placement::OwnArbiter,
+            process: Process::alone(),
     }
 }
 

@@ -199,3 +199,29 @@ fn ggml_numbers_round_trip() {
     assert_eq!(found.len(), Format::ALL.len());
     assert!(Format::ALL.iter().all(|f| found.contains(f)));
 }
+
+/// CRC-32 as in zlib.
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0u32, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |c, _| if c & 1 == 1 { c >> 1 ^ 0xedb8_8320 } else { c >> 1 })
+    })
+}
+
+#[test]
+fn blocks_decode_as_in_another_implementation() {
+    let mut seen = Vec::new();
+    for line in include_str!("fixtures/blocks.txt").lines() {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let format = Format::ALL.into_iter().find(|f| f.name() == fields[0]).unwrap();
+        let digits: Vec<u8> = fields[1].chars().map(|c| c.to_digit(16).unwrap() as u8).collect();
+        let bytes: Vec<u8> = digits.chunks(2).map(|d| d[0] << 4 | d[1]).collect();
+        let mut values = vec![0.0; format.block_values()];
+        dequantize_row(format, &bytes, &mut values).unwrap();
+        assert_eq!(values[0], fields[3].parse::<f32>().unwrap(), "{format:?}");
+        assert_eq!(values[values.len() - 1], fields[4].parse::<f32>().unwrap(), "{format:?}");
+        let raw: Vec<u8> = values.iter().flat_map(|v| (v + 0.0).to_le_bytes()).collect();
+        assert_eq!(format!("{:08x}", crc32(&raw)), fields[2], "{format:?}");
+        seen.push(format);
+    }
+    assert!(Format::ALL.iter().filter(|f| f.is_quantized()).all(|f| seen.iter().filter(|s| *s == f).count() == 4));
+}

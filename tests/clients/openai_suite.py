@@ -1,4 +1,5 @@
-"""The official OpenAI client against a running server: shapes, streams, choices, stops, log-probabilities, errors.
+"""The official OpenAI client against a running server: shapes, streams, choices, stops, log-probabilities, errors,
+metrics.
 
     python openai_suite.py --url http://127.0.0.1:8000 --prompt "12 + 30"
 
@@ -14,6 +15,7 @@ import traceback
 import urllib.request
 
 import openai
+from prometheus_client.parser import text_string_to_metric_families
 
 CHECKS = []
 
@@ -273,6 +275,33 @@ def request_ids(suite: Suite):
     raw = suite.client.models.with_raw_response.list(extra_headers={"x-request-id": "mine"})
     assert raw.headers["x-request-id"] == "mine"
     assert suite.chat()._request_id
+
+
+@check
+def metrics(suite: Suite):
+    def scrape():
+        with urllib.request.urlopen(f"{suite.url}/metrics", timeout=10) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        assert len({family.name for family in families}) == len(families), "a family comes twice"
+        return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+    before = scrape()
+    answer = suite.chat()
+    after = scrape()
+    label = (("model_name", suite.routed),)
+    grown = lambda name, labels=label: after[name, labels] - before.get((name, labels), 0)
+    assert grown("vllm:generation_tokens_total") == answer.usage.completion_tokens
+    assert grown("vllm:prompt_tokens_total") == answer.usage.prompt_tokens
+    assert grown("vllm:time_to_first_token_seconds_count") == 1
+    reason = (("finished_reason", answer.choices[0].finish_reason), *label)
+    assert grown("vllm:request_success_total", reason) == 1
+    by_model = answer.usage.completion_tokens_details.model_extra["by_model"]
+    committed = lambda name: grown("tokenrouter:committed_tokens_total", (("model_name", name),))
+    deadline = time.monotonic() + 2  # a model may say so just after the answer has left
+    while any(committed(name) < made for name, made in by_model.items()):
+        assert time.monotonic() < deadline, (by_model, after)
+        after = scrape()
+    assert all(after[key] >= value for key, value in before.items() if key[0].endswith("_total"))
 
 
 @check

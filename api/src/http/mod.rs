@@ -66,18 +66,20 @@ pub struct Served {
     pub chat: Option<Arc<dyn ChatTemplate>>,
 }
 
-/// Sizes of what a client may send.
+/// Bounds of one server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bytes of a request body.
     pub body_bytes: usize,
     /// How long work may wait without any step of its model before `/health` says so.
     pub stall: Duration,
+    /// Longest silence on a stream before a comment is sent.
+    pub silence_max: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { body_bytes: 8 << 20, stall: Duration::from_secs(60) }
+        Limits { body_bytes: 8 << 20, stall: Duration::from_secs(60), silence_max: Duration::from_secs(10) }
     }
 }
 
@@ -91,7 +93,7 @@ pub struct Parts {
     pub served: Vec<Served>,
     /// Names of the models by index.
     pub model_names: Vec<String>,
-    /// Sizes of what a client may send.
+    /// Bounds of this server.
     pub limits: Limits,
 }
 

@@ -17,8 +17,6 @@ use std::time::Duration;
 use tokenrouter_core::job::Event;
 use tokio::time::{Instant, sleep_until};
 
-/// Longest silence on a stream; then a comment is sent, which proxies and dead connections notice and clients ignore.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_FRAME: &str = ": keep-alive\n\n";
 const DONE_FRAME: &str = "data: [DONE]\n\n";
 
@@ -109,56 +107,60 @@ impl<D: Dialect> Writer<D> {
     }
 }
 
+/// A stream on its way to one client.
+struct Sending<D: Dialect> {
+    choices: Choices,
+    writer: Writer<D>,
+    /// Longest silence; then a comment is sent, which proxies and dead connections notice and clients ignore.
+    silence_max: Duration,
+}
+
 /// Where a stream stands.
 enum Stage<D: Dialect> {
-    Opening(Choices, Writer<D>),
-    Running(Choices, Writer<D>),
+    Opening(Sending<D>),
+    Running(Sending<D>),
     Over,
 }
 
 /// The body of a streamed answer.
-fn body<D: Dialect + 'static>(choices: Choices, writer: Writer<D>) -> impl Stream<Item = Result<Bytes, Infallible>> {
-    unfold(Stage::Opening(choices, writer), |stage| async {
+fn body<D: Dialect + 'static>(sending: Sending<D>) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    unfold(Stage::Opening(sending), |stage| async {
         let (text, next) = match stage {
-            Stage::Opening(choices, mut writer) => {
-                let text = writer.opening(choices.prompt_tokens().len());
-                if text.is_empty() {
-                    next_frames(choices, writer).await
-                } else {
-                    (text, Stage::Running(choices, writer))
-                }
+            Stage::Opening(mut sending) => {
+                let text = sending.writer.opening(sending.choices.prompt_tokens().len());
+                if text.is_empty() { next_frames(sending).await } else { (text, Stage::Running(sending)) }
             }
-            Stage::Running(choices, writer) => next_frames(choices, writer).await,
+            Stage::Running(sending) => next_frames(sending).await,
             Stage::Over => return None,
         };
         Some((Ok(Bytes::from(text)), next))
     })
 }
 
-/// Waits for the next bytes to send; a silence of [`KEEP_ALIVE`] gives a comment.
-async fn next_frames<D: Dialect>(mut choices: Choices, mut writer: Writer<D>) -> (String, Stage<D>) {
-    let silence_ends = Instant::now() + KEEP_ALIVE;
+/// Waits for the next bytes to send; too long a silence gives a comment.
+async fn next_frames<D: Dialect>(mut sending: Sending<D>) -> (String, Stage<D>) {
+    let silence_ends = Instant::now() + sending.silence_max;
     loop {
         let event = tokio::select! {
-            event = choices.next() => event,
-            () = sleep_until(silence_ends) => return (KEEP_ALIVE_FRAME.to_owned(), Stage::Running(choices, writer)),
+            event = sending.choices.next() => event,
+            () = sleep_until(silence_ends) => return (KEEP_ALIVE_FRAME.to_owned(), Stage::Running(sending)),
         };
         match event {
-            None => return (writer.closing(), Stage::Over),
-            Some((index, event)) => match writer.event(index, event) {
+            None => return (sending.writer.closing(), Stage::Over),
+            Some((index, event)) => match sending.writer.event(index, event) {
                 Frames { text, last: true } => return (text, Stage::Over),
                 Frames { text, .. } if text.is_empty() => {}
-                Frames { text, .. } => return (text, Stage::Running(choices, writer)),
+                Frames { text, .. } => return (text, Stage::Running(sending)),
             },
         }
     }
 }
 
-/// The response of a streamed answer.
-pub fn response<D: Dialect + 'static>(choices: Choices, writer: Writer<D>) -> HttpResponse {
+/// The response of a streamed answer; after `silence_max` without an event a comment is sent.
+pub fn response<D: Dialect + 'static>(choices: Choices, writer: Writer<D>, silence_max: Duration) -> HttpResponse {
     HttpResponse::Ok()
         .content_type("text/event-stream; charset=utf-8")
         .insert_header((header::CACHE_CONTROL, "no-cache"))
         .insert_header(("x-accel-buffering", "no"))
-        .streaming(body(choices, writer))
+        .streaming(body(Sending { choices, writer, silence_max }))
 }

@@ -185,7 +185,7 @@ pub fn app(engine: Arc<ScriptedEngine>) -> App {
             served("large", Target::Only(ModelIdx(1)), false),
         ],
         model_names: vec!["small".to_owned(), "large".to_owned()],
-        limits: Limits { body_bytes: 10_000, ..Limits::default() },
+        limits: Limits { body_bytes: 10_000, silence_max: std::time::Duration::from_millis(20), ..Limits::default() },
     })
     .unwrap()
 }

@@ -370,6 +370,24 @@ async fn random_streams_equal_their_whole_answers() {
 }
 
 #[actix_web::test]
+async fn a_silent_stream_sends_comments() {
+    let engine = ScriptedEngine::new([Ok(vec![delta("a")])]);
+    let service = actix_web::App::new().app_data(web::Data::new(app(Arc::clone(&engine)))).configure(routes);
+    let service = init_service(service).await;
+    let request = TestRequest::post().uri(TEXT).set_json(text(json!({"stream": true}))).to_request();
+    let mut body = Box::pin(call_service(&service, request).await.into_body());
+    let mut frames = Vec::new();
+    for _ in 0..3 {
+        let next = std::future::poll_fn(|cx| actix_web::body::MessageBody::poll_next(body.as_mut(), cx));
+        frames.push(String::from_utf8(next.await.unwrap().unwrap().to_vec()).unwrap());
+    }
+    assert!(frames[0].starts_with("data: {"), "{frames:?}");
+    assert_eq!(frames[1..], [": keep-alive\n\n", ": keep-alive\n\n"]);
+    drop(body);
+    assert_eq!(engine.aborted(), 1);
+}
+
+#[actix_web::test]
 async fn a_dropped_stream_aborts_its_jobs() {
     let engine = ScriptedEngine::new([Ok(vec![delta("a")]), Ok(vec![])]);
     let service = actix_web::App::new()

@@ -17,6 +17,7 @@ use tokenrouter::http::{App, ChatTemplate, Limits, Listen, Parts, Served, server
 use tokenrouter::launch::{self, Environment, Loaded, Overrides};
 use tokenrouter::progress::Progress;
 use tokenrouter_actors::gpu_executor::Seat;
+use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{ModelSpec, Placement, Runtime, RuntimeSnapshot, RuntimeSpec, start};
 use tokenrouter_core::batching::{Batching, PolicySpec};
 use tokenrouter_core::executor::{
@@ -237,10 +238,10 @@ fn spec(setup: &Setup, gates: &[Gate]) -> RuntimeSpec {
             name: name.to_owned(),
             limits: LIMITS,
             eos: Vec::new(),
-            executor: Seat::Thread(Arc::new(move || {
+            site: Site::Here(Seat::Thread(Arc::new(move || {
                 let inner = SimExecutor::new(LIMITS, language.clone(), skill, FaultPlan::default());
                 Ok(Box::new(Gated { inner, gate: gate.clone(), step }))
-            })),
+            }))),
         }
     });
     // Small to large always, large to small half the time: both models see every request.
@@ -255,6 +256,7 @@ fn spec(setup: &Setup, gates: &[Gate]) -> RuntimeSpec {
         },
         live_max: 64,
         placement: Placement::OwnArbiter,
+        process: Process::alone(),
     }
 }
 

@@ -74,6 +74,12 @@ pub enum PeerError {
     /// No state is kept here and the message does not describe the request: this is not its first visit.
     #[error("nothing is known here of this request; its state was lost in a restart")]
     NoSpec,
+    /// As many requests visit as all processes together may have live.
+    #[error("{limit} requests visit already and no more can be live")]
+    Crowded {
+        /// The limit.
+        limit: usize,
+    },
 }
 
 impl PeerReq {

@@ -3,7 +3,7 @@
 
 use crate::board::{ClientSnapshot, Role, Snapshot};
 use crate::messages::{Emit, Enqueue, Lost, OwnLive, Release, Stop, Submit, Ticket};
-use crate::stream::{Start, Transcript};
+use crate::stream::{Added, Start, Transcript};
 use crate::subserver::Place;
 use actix::prelude::*;
 use std::collections::HashMap;
@@ -43,6 +43,17 @@ struct Delta {
     text: String,
     tokens: Vec<TokenReport>,
     finish: Option<FinishReason>,
+}
+
+impl Delta {
+    /// Nothing is added after the end.
+    fn add(&mut self, added: Added) {
+        if self.finish.is_none() {
+            self.text.push_str(&added.text);
+            self.tokens.push(added.token);
+            self.finish = added.finish;
+        }
+    }
 }
 
 impl Client {
@@ -150,6 +161,7 @@ impl Client {
         }));
         let transcript = Transcript::new(Start {
             prompt_tokens: spec.prompt_len,
+            len_max: spec.len_max,
             models: self.place.server.models.len(),
             stops: job.stop.stop,
             include_stop: job.stop.include_stop,
@@ -180,11 +192,7 @@ impl Client {
                 continue;
             }
             match stream.transcript.take(&*self.place.server.codec, token) {
-                Ok(added) => {
-                    delta.text.push_str(&added.text);
-                    delta.tokens.extend(added.token);
-                    delta.finish = added.finish;
-                }
+                Ok(added) => added.into_iter().for_each(|added| delta.add(added)),
                 Err(error) => {
                     deltas.pop();
                     self.fail(id, Failure::Internal(error.to_string()), ctx);
@@ -198,6 +206,9 @@ impl Client {
 
     fn deliver(&mut self, id: RequestId, delta: Delta, ctx: &mut Context<Self>) {
         let Some(stream) = self.streams.get(&id) else { return };
+        if delta.tokens.is_empty() {
+            return;
+        }
         self.said.completion_tokens += delta.tokens.len() as u64;
         let sent = stream.sink.try_send(Event::Delta { text: delta.text, tokens: delta.tokens });
         if let Err(error) = sent {
@@ -301,6 +312,10 @@ impl Handler<Lost> for Client {
     type Result = ();
 
     fn handle(&mut self, Lost(id, failure): Lost, ctx: &mut Self::Context) {
+        if !self.streams.contains_key(&id) {
+            // Ended here but not yet everywhere: say it again.
+            return self.place.post(&self.place.children.inter_model, Release(id));
+        }
         self.fail(id, failure, ctx);
     }
 }

@@ -1,20 +1,21 @@
 //! InterModel: the bridge to the peers. Owner: pending requests, whose KV stays here while a peer has control, and the
 //! count of live requests. Invariant: a request that comes back becomes queued by appending its new tokens; no prefix
-//! look-up and no page work for what is already there.
+//! look-up and no page work for what is already there. When a peer, or what was on its way to or from it, is lost,
+//! every request that may miss it ends: its memory goes back here and its home is told, at once or when it is reached.
 
 use crate::board::{InterModelSnapshot, Role, Snapshot};
 use crate::link::Link;
-use crate::messages::{Depart, Emit, Enqueue, Forward, Frame, LiveNow, Lost, OwnLive, Release, Stop};
+use crate::messages::{Depart, Emit, Enqueue, Forward, Frame, LinkEvent, LiveNow, OwnLive, Release, Stop};
 use crate::subserver::Place;
 use actix::prelude::*;
 use std::collections::HashMap;
 use tokenrouter_core::ids::{ModelIdx, RequestId};
 use tokenrouter_core::job::Failure;
 use tokenrouter_core::live::{LiveTable, Stamp};
-use tokenrouter_core::peer::{Envelope, PeerFrame, PeerReq};
+use tokenrouter_core::peer::{Envelope, PeerError, PeerFrame, PeerReq};
 use tokenrouter_core::request::{Pending, Queued, Seat};
 use tokenrouter_core::tombstones::Tombstones;
-use tracing::warn;
+use tracing::debug;
 
 /// The actor.
 #[derive(Debug)]
@@ -22,6 +23,10 @@ pub struct InterModel {
     place: Place,
     links: Vec<Option<Box<dyn Link>>>,
     pending: HashMap<RequestId, Pending>,
+    /// Homes of the requests that came from elsewhere and whose end is not known yet.
+    visitors: HashMap<RequestId, ModelIdx>,
+    /// Failures their homes do not know of, because they cannot be reached.
+    untold: Vec<(ModelIdx, RequestId, Failure)>,
     ended: Tombstones,
     live: LiveTable,
     sent: Stamp,
@@ -36,9 +41,11 @@ impl InterModel {
         InterModel {
             links,
             pending: HashMap::new(),
+            visitors: HashMap::new(),
+            untold: Vec::new(),
             ended: Tombstones::default(),
-            live: LiveTable::new(place.me, models, place.life),
-            sent: Stamp::start(place.life),
+            live: LiveTable::new(place.me, models, place.life_ever()),
+            sent: Stamp::start(place.life_ever()),
             seen: vec![Stamp::default(); models],
             said: InterModelSnapshot { hops: vec![0; models], ..InterModelSnapshot::default() },
             place,
@@ -52,11 +59,35 @@ impl InterModel {
         match link.map(|link| link.send(envelope)) {
             Some(Ok(())) => true,
             Some(Err(error)) => {
-                warn!(from = self.place.name(), %to, %error, "frame not sent");
+                debug!(from = self.place.name(), %to, %error, "frame not sent");
                 false
             }
             None => false,
         }
+    }
+
+    /// Tells the home of a request that it cannot go on, now or when it can be reached.
+    fn tell(&mut self, home: ModelIdx, id: RequestId, failure: Failure) {
+        if !self.send(home, PeerFrame::Failed(id, failure.clone())) && self.untold.len() < self.visitors_max() {
+            self.untold.push((home, id, failure));
+        }
+    }
+
+    /// Something for the Client of another subserver. Tokens that cannot be delivered leave a gap in their streams.
+    fn forward(&mut self, to: ModelIdx, frame: PeerFrame) {
+        match frame {
+            PeerFrame::Failed(id, failure) => self.tell(to, id, failure),
+            frame => {
+                if !self.send(to, frame) {
+                    self.lose(to, "cannot be reached");
+                }
+            }
+        }
+    }
+
+    /// Requests of other homes that can be here at once: all that may be live.
+    fn visitors_max(&self) -> usize {
+        self.place.server.live_anywhere_max()
     }
 
     fn broadcast(&mut self, frame: &PeerFrame) {
@@ -81,7 +112,8 @@ impl InterModel {
             self.said.hops[to.index()] += 1;
         } else if let Some(pending) = self.pending.remove(&id) {
             pending.release();
-            self.place.tell_lost(home, id, Failure::Internal(format!("model {to} cannot be reached")));
+            let name = self.place.server.name(to);
+            self.place.tell_lost(home, id, Failure::Internal(format!("model {name} cannot be reached")));
         }
     }
 
@@ -92,6 +124,7 @@ impl InterModel {
         }
         if self.ended.holds(id) {
             self.said.dropped_frames += 1;
+            self.send(message.from, PeerFrame::Release(id));
             return;
         }
         let now = self.place.clock.now();
@@ -110,35 +143,73 @@ impl InterModel {
             }
             Err(error) => {
                 let failure = Failure::Internal(format!("message to model {}: {error}", self.place.name()));
+                // The sender keeps state of it too, and may reach a home that is out of reach from here.
+                if message.from != message.home {
+                    self.send(message.from, PeerFrame::Failed(id, failure.clone()));
+                }
                 self.place.tell_lost(message.home, id, failure);
             }
         }
     }
 
-    fn visit(&self, message: &PeerReq) -> Result<Queued, tokenrouter_core::peer::PeerError> {
-        let spec = message.spec.as_ref().ok_or(tokenrouter_core::peer::PeerError::NoSpec)?;
+    fn visit(&mut self, message: &PeerReq) -> Result<Queued, PeerError> {
+        let spec = message.spec.as_ref().ok_or(PeerError::NoSpec)?;
+        if self.visitors.len() >= self.visitors_max() {
+            return Err(PeerError::Crowded { limit: self.visitors_max() });
+        }
         let route = self.place.server.route_for(spec);
         let seat = Seat { me: self.place.me, pool: &self.place.pool, route, now: self.place.clock.now() };
-        Queued::visit(message, seat)
+        let queued = Queued::visit(message, seat)?;
+        if message.home != self.place.me {
+            self.visitors.insert(message.request, message.home);
+        }
+        Ok(queued)
+    }
+
+    /// A request cannot go on at a peer: it ends here too if it waits for one.
+    fn failed(&mut self, id: RequestId, failure: Failure) {
+        let mut home = self.place.me;
+        if let Some(pending) = self.pending.remove(&id) {
+            home = pending.home();
+            pending.release();
+        }
+        self.place.tell_lost(home, id, failure);
     }
 
     fn release(&mut self, release: Release) {
         self.ended.bury(release.0);
+        self.visitors.remove(&release.0);
         if let Some(pending) = self.pending.remove(&release.0) {
             pending.release();
         }
         self.place.post(&self.place.children.decode, release);
     }
 
-    /// The peer has lost every request it had control of, and knows no counts.
-    fn peer_restarted(&mut self, peer: ModelIdx) {
-        let lost: Vec<_> = self.pending.extract_if(|_, pending| pending.to() == peer).collect();
-        for (id, pending) in lost {
+    /// The peer may have lost any request it had control of, and any word about those that are at home there.
+    fn lose(&mut self, peer: ModelIdx, what: &str) {
+        let failure = Failure::Internal(format!("model {} {what}", self.place.server.name(peer)));
+        let visitors: Vec<_> = self.visitors.extract_if(|_, home| *home == peer).collect();
+        for (id, home) in visitors {
+            self.release(Release(id));
+            self.tell(home, id, failure.clone());
+        }
+        let waiting: Vec<_> = self.pending.extract_if(|_, pending| pending.to() == peer).collect();
+        for (id, pending) in waiting {
             let home = pending.home();
             pending.release();
-            self.place.tell_lost(home, id, Failure::Internal(format!("the actors of model {peer} were rebuilt")));
+            self.place.tell_lost(home, id, failure.clone());
         }
+        if self.live.forget(peer) {
+            self.place.post(&self.place.children.batcher, LiveNow(self.live.total()));
+        }
+    }
+
+    fn reached(&mut self, peer: ModelIdx) {
         self.send(peer, PeerFrame::Live(self.live.notes()));
+        let untold: Vec<_> = self.untold.extract_if(.., |(home, ..)| *home == peer).collect();
+        for (home, id, failure) in untold {
+            self.tell(home, id, failure);
+        }
     }
 
     fn frame(&mut self, envelope: Envelope) {
@@ -154,19 +225,23 @@ impl InterModel {
         match envelope.frame {
             PeerFrame::Request(message) => self.arrive(&message),
             PeerFrame::Emit(tokens) => self.place.post(&children.client, Emit(tokens)),
-            PeerFrame::Failed(id, failure) => self.place.post(&children.client, Lost(id, failure)),
+            PeerFrame::Failed(id, failure) => self.failed(id, failure),
             PeerFrame::Release(id) => self.release(Release(id)),
             PeerFrame::Live(notes) => {
                 if self.live.absorb(from, &notes) {
                     self.place.post(&children.batcher, LiveNow(self.live.total()));
                 }
             }
-            PeerFrame::Restarted => self.peer_restarted(from),
+            PeerFrame::Restarted => {
+                self.lose(from, "was rebuilt");
+                self.send(from, PeerFrame::Live(self.live.notes()));
+            }
         }
     }
 
     fn say(&mut self) {
         self.said.pending = self.pending.len() as u32;
+        self.said.reached = self.links.iter().map(|link| link.as_ref().is_none_or(|link| link.is_up())).collect();
         self.place.board.post(self.place.me, Role::InterModel, Snapshot::InterModel(self.said.clone()));
     }
 }
@@ -202,7 +277,7 @@ impl Handler<Forward> for InterModel {
     type Result = ();
 
     fn handle(&mut self, Forward { to, frame }: Forward, _: &mut Self::Context) {
-        self.send(to, frame);
+        self.forward(to, frame);
     }
 }
 
@@ -211,6 +286,30 @@ impl Handler<Frame> for InterModel {
 
     fn handle(&mut self, Frame(envelope): Frame, _: &mut Self::Context) {
         self.frame(envelope);
+        self.say();
+    }
+}
+
+impl Handler<LinkEvent> for InterModel {
+    type Result = ();
+
+    fn handle(&mut self, event: LinkEvent, _: &mut Self::Context) {
+        match event {
+            LinkEvent::Reached(peer) => self.reached(peer),
+            LinkEvent::Heard(peer) => {
+                if let Some(Some(link)) = self.links.get(peer.index()) {
+                    link.wake();
+                }
+                self.send(peer, PeerFrame::Live(self.live.notes()));
+            }
+            LinkEvent::Lost(peer) => {
+                // A peer that comes back may count from anywhere: its connections keep the order.
+                if let Some(seen) = self.seen.get_mut(peer.index()) {
+                    *seen = Stamp::default();
+                }
+                self.lose(peer, "was lost");
+            }
+        }
         self.say();
     }
 }

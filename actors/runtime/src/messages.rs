@@ -4,7 +4,7 @@
 use actix::prelude::*;
 use std::time::Duration;
 use tokenrouter_core::executor::{ExecutorError, Step, StepOutput};
-use tokenrouter_core::ids::RequestId;
+use tokenrouter_core::ids::{ModelIdx, RequestId};
 use tokenrouter_core::job::{Event, Failure, Job, Refusal};
 use tokenrouter_core::peer::{Envelope, PeerFrame, PeerReq};
 use tokenrouter_core::request::{Committed, Pending, Queued};
@@ -109,7 +109,7 @@ pub struct Depart {
 #[rtype(result = "()")]
 pub struct Forward {
     /// Index of the subserver.
-    pub to: tokenrouter_core::ids::ModelIdx,
+    pub to: ModelIdx,
     /// What to say there.
     pub frame: PeerFrame,
 }
@@ -118,6 +118,18 @@ pub struct Forward {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Frame(pub Envelope);
+
+/// Link -> Subserver -> InterModel: what became of the connections to and from a peer in another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Message)]
+#[rtype(result = "()")]
+pub enum LinkEvent {
+    /// Frames reach this peer now.
+    Reached(ModelIdx),
+    /// Frames come from this peer now.
+    Heard(ModelIdx),
+    /// Frames to or from this peer are lost: what it or we believe of each other's requests may be wrong.
+    Lost(ModelIdx),
+}
 
 /// Client -> InterModel -> Decode -> Batcher (and all peers): the request has ended; drop what is held for it.
 #[derive(Clone, Copy, Debug, Message)]

@@ -5,14 +5,17 @@ use crate::board::{
     BatcherSnapshot, Board, ClientSnapshot, DecodeSnapshot, InterModelSnapshot, Role, Snapshot, SubserverSnapshot,
 };
 use crate::clock::Clock;
-use crate::gpu_executor::Seat;
-use crate::link::local::Directory;
+use crate::link::Address;
+use crate::link::gate::{Gate, Plan};
+use crate::link::local::{self, Directory};
+use crate::link::net::Bound;
+use crate::link::process::{self, Numbers, Process, Site};
 use crate::messages::{Stop, Submit, Ticket};
 use crate::subserver::{Shared, Subserver};
 use actix::prelude::*;
 use serde::Serialize;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokenrouter_core::batching::{Batching, Policy};
@@ -45,8 +48,8 @@ pub struct ModelSpec {
     pub limits: ExecutorLimits,
     /// Its end-of-text tokens.
     pub eos: Vec<TokenId>,
-    /// Where its executor lives and how it is built.
-    pub executor: Seat,
+    /// Where it is: its executor here, or the process that has it.
+    pub site: Site,
 }
 
 /// Where the control actors live.
@@ -73,6 +76,8 @@ pub struct RuntimeSpec {
     pub live_max: u32,
     /// Where the control actors live.
     pub placement: Placement,
+    /// This process among those of the server. All have the same models, algorithm and batching.
+    pub process: Process,
 }
 
 /// A runtime could not be started.
@@ -81,6 +86,14 @@ pub enum StartError {
     /// A setting is wrong.
     #[error("{0}")]
     Setting(String),
+    /// The address for peers cannot be taken.
+    #[error("cannot listen at {address}: {reason}; is another process there, and may this one write there?")]
+    Listen {
+        /// The address.
+        address: Address,
+        /// What the operating system says.
+        reason: String,
+    },
 }
 
 /// What all actors of a server read.
@@ -97,8 +110,12 @@ pub struct Server {
     pub eos: Vec<TokenId>,
     /// Requests accepted at once.
     pub live_max: u32,
-    /// Requests live now; written by the Clients.
+    /// Requests live now that entered in this process; written by the Clients.
     pub live: AtomicU32,
+    /// Which life of this process.
+    pub life: u64,
+    /// Processes the server is made of.
+    pub processes: usize,
 }
 
 impl fmt::Debug for Server {
@@ -125,6 +142,11 @@ impl Server {
         self.batching.policy.build(models).unwrap_or_else(|_| Box::new(tokenrouter_core::batching::Eager(models)))
     }
 
+    /// Requests live at once in all processes, at most.
+    pub fn live_anywhere_max(&self) -> usize {
+        self.live_max as usize * self.processes
+    }
+
     /// Name of a model.
     pub fn name(&self, model: ModelIdx) -> &str {
         self.models.get(model.index()).map_or("?", |model| &model.name)
@@ -139,10 +161,12 @@ pub struct Runtime(Arc<Inner>);
 struct Inner {
     server: Arc<Server>,
     directory: Directory,
-    pools: Vec<KvPool>,
+    /// Of the models that are here.
+    pools: Vec<Option<KvPool>>,
     board: Board,
     clock: Clock,
-    next_id: AtomicU64,
+    numbers: Numbers,
+    gate: Option<Addr<Gate>>,
     open: AtomicBool,
     arbiters: Mutex<Vec<Arbiter>>,
 }
@@ -177,6 +201,8 @@ pub struct RuntimeSnapshot {
 pub struct ModelSnapshot {
     /// Name of the model.
     pub name: String,
+    /// Where it is, when it is in another process; everything below is empty then.
+    pub elsewhere: Option<String>,
     /// KV memory.
     pub kv: KvStats,
     /// Supervision.
@@ -200,8 +226,15 @@ pub fn start(spec: RuntimeSpec) -> Result<Runtime, StartError> {
     let mut eos: Vec<TokenId> = spec.models.iter().flat_map(|model| model.eos.iter().copied()).collect();
     eos.sort_unstable();
     eos.dedup();
-    let pools: Vec<KvPool> = spec.models.iter().map(|model| KvPool::new(model.limits.pages)).collect();
+    let listen = spec.process.listen.clone().map(|address| (bind(&address), address));
+    let bound = match listen {
+        None => None,
+        Some((bound, address)) => Some((bound?, address)),
+    };
+    let numbers = Numbers::new(&spec.process, &spec.models);
     let server = Arc::new(Server {
+        life: spec.process.life,
+        processes: process::count(&spec.models),
         models: spec.models,
         codec: spec.codec,
         algorithm: spec.algorithm,
@@ -212,29 +245,49 @@ pub fn start(spec: RuntimeSpec) -> Result<Runtime, StartError> {
     });
     let (directory, board, clock) = (Directory::default(), Board::default(), Clock::start());
     let mut arbiters = Vec::new();
-    let mut subservers = Vec::new();
-    for (index, pool) in pools.iter().enumerate() {
+    let mut start = |index: usize, model: &ModelSpec| {
+        let Site::Here(seat) = &model.site else { return (None, None) };
+        let pool = KvPool::new(model.limits.pages);
         let shared = Shared {
             server: Arc::clone(&server),
+            seat: seat.clone(),
             directory: Arc::clone(&directory),
             clock,
             board: board.clone(),
             pool: pool.clone(),
         };
         let subserver = Subserver::new(ModelIdx(index as u8), shared);
-        subservers.push(match spec.placement {
-            Placement::Here => subserver.start(),
-            Placement::OwnArbiter => {
-                let arbiter = Arbiter::new();
-                let address = Subserver::start_in_arbiter(&arbiter.handle(), move |_| subserver);
-                arbiters.push(arbiter);
-                address
-            }
-        });
-    }
+        (Some(place(spec.placement, &mut arbiters, move || subserver)), Some(pool))
+    };
+    let (subservers, pools) = server.models.iter().enumerate().map(|(index, model)| start(index, model)).unzip();
     directory.get_or_init(|| subservers);
-    let (next_id, open, arbiters) = (AtomicU64::new(1), AtomicBool::new(true), Mutex::new(arbiters));
-    Ok(Runtime(Arc::new(Inner { server, directory, pools, board, clock, next_id, open, arbiters })))
+    let gate = bound.map(|(bound, address)| {
+        let (server, directory) = (Arc::clone(&server), Arc::clone(&directory));
+        let plan = Plan { bound, address, server, directory };
+        place(spec.placement, &mut arbiters, move || Gate::new(plan))
+    });
+    let (open, arbiters) = (AtomicBool::new(true), Mutex::new(arbiters));
+    Ok(Runtime(Arc::new(Inner { server, directory, pools, board, clock, numbers, gate, open, arbiters })))
+}
+
+fn bind(address: &Address) -> Result<Bound, StartError> {
+    Bound::new(address).map_err(|error| StartError::Listen { address: address.clone(), reason: error.to_string() })
+}
+
+fn place<A: Actor<Context = Context<A>>>(
+    placement: Placement,
+    arbiters: &mut Vec<Arbiter>,
+    build: impl FnOnce() -> A + Send + 'static,
+) -> Addr<A> {
+    match placement {
+        Placement::Here => build().start(),
+        Placement::OwnArbiter => {
+            let arbiter = Arbiter::new();
+            let address = A::start_in_arbiter(&arbiter.handle(), move |_| build());
+            arbiters.push(arbiter);
+            address
+        }
+    }
 }
 
 fn check(spec: &RuntimeSpec) -> Result<(), StartError> {
@@ -255,6 +308,7 @@ fn check(spec: &RuntimeSpec) -> Result<(), StartError> {
             return setting(format!("model {name}: step_tokens_max must be at least {STEP_TOKENS_MIN}"));
         }
     }
+    spec.process.check(&spec.models).map_err(StartError::Setting)?;
     spec.batching.policy.build(spec.models.len()).map(drop).map_err(StartError::Setting)
 }
 
@@ -271,10 +325,16 @@ impl Runtime {
             Target::Routed => self.0.server.algorithm.entry(job.sampling.seed),
             Target::Only(model) => model,
         };
-        let subserver = self.0.directory.get().and_then(|all| all.get(entry.index()));
+        let server = &self.0.server;
+        if let Some(address) = server.models.get(entry.index()).and_then(|model| model.site.peer()) {
+            let name = server.name(entry);
+            return Err(Refusal::Unavailable(format!(
+                "model {name} is in another process; ask the one that peers reach at {address}"
+            )));
+        }
         let unavailable = || Refusal::Unavailable(format!("no subserver for model {entry}"));
-        let subserver = subserver.ok_or_else(unavailable)?;
-        let id = RequestId(self.0.next_id.fetch_add(1, Ordering::Relaxed));
+        let subserver = local::find(&self.0.directory, entry).ok_or_else(unavailable)?;
+        let id = self.0.numbers.next(Duration::from_nanos(self.0.clock.now().0));
         let Ticket { prompt_tokens, events } =
             subserver.send(Submit { id, job }).await.unwrap_or_else(|_| Err(unavailable()))?;
         Ok(Reply { id, prompt_tokens, events })
@@ -295,7 +355,9 @@ impl Runtime {
         let inner = &self.0;
         let me = ModelIdx(index as u8);
         let name = inner.server.name(me).to_owned();
-        let mut out = ModelSnapshot { name, kv: inner.pools[index].stats(), ..ModelSnapshot::default() };
+        let kv = inner.pools[index].as_ref().map(KvPool::stats).unwrap_or_default();
+        let elsewhere = inner.server.models[index].site.peer().map(Address::to_string);
+        let mut out = ModelSnapshot { name, elsewhere, kv, ..ModelSnapshot::default() };
         for role in [Role::Subserver, Role::Client, Role::Batcher, Role::Decode, Role::InterModel] {
             match inner.board.read(me, role) {
                 Some(Snapshot::Subserver(said)) => out.subserver = said,
@@ -309,17 +371,26 @@ impl Runtime {
         out
     }
 
+    /// Whether requests have anything here, those that entered in other processes included.
+    fn is_busy(&self) -> bool {
+        let held = |pool: &KvPool| pool.stats().leases > 0;
+        self.0.server.live.load(Ordering::Relaxed) > 0 || self.0.pools.iter().flatten().any(held)
+    }
+
     /// Refuses new work, lets open requests end for at most `limit`, fails the rest and stops all actors.
     pub async fn drain(&self, limit: Duration) {
         let inner = &self.0;
         inner.open.store(false, Ordering::Release);
         let deadline = tokio::time::Instant::now() + limit;
-        while inner.server.live.load(Ordering::Relaxed) > 0 && tokio::time::Instant::now() < deadline {
+        while self.is_busy() && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(DRAIN_POLL).await;
         }
-        for subserver in inner.directory.get().into_iter().flatten() {
+        for subserver in inner.directory.get().into_iter().flatten().flatten() {
             // Closed means stopped already.
             subserver.send(Stop::Shutdown).await.ok();
+        }
+        if let Some(gate) = &inner.gate {
+            gate.send(Stop::Shutdown).await.ok();
         }
         tokio::time::sleep(FAREWELL).await;
         let arbiters = std::mem::take(&mut *inner.arbiters.lock().unwrap_or_else(PoisonError::into_inner));

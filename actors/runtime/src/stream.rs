@@ -1,6 +1,8 @@
-//! One request as its user sees it: position, text, stop strings, totals. Owner: the Client. Invariant: tokens arrive
-//! once and in position order, whichever model made them.
+//! One request as its user sees it: position, text, stop strings, totals. Owner: the Client. Invariant: tokens are shown
+//! once and in position order, whichever model made them and however they overtook each other on the way.
 
+use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeMap;
 use tokenrouter_core::ids::TokenId;
 use tokenrouter_core::job::{FinishReason, TokenReport, Usage};
 use tokenrouter_core::request::Committed;
@@ -10,6 +12,9 @@ use tokenrouter_core::text::{StopMatcher, StopScan, TextCodec, Utf8Stream};
 #[derive(Debug)]
 pub struct Transcript {
     next: u32,
+    len_max: u32,
+    /// Tokens whose turn has not come, by position: those of two models may come by two ways.
+    early: BTreeMap<u32, Committed>,
     decoder: Utf8Stream,
     matcher: StopMatcher,
     stops: Vec<String>,
@@ -19,17 +24,17 @@ pub struct Transcript {
 }
 
 /// What one token adds.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub struct Added {
     /// Text that may be shown now.
     pub text: String,
-    /// The token; `None` when it came after the end.
-    pub token: Option<TokenReport>,
+    /// The token.
+    pub token: TokenReport,
     /// Set when this was the last one.
     pub finish: Option<FinishReason>,
 }
 
-/// A token came out of order.
+/// A token came twice, or beyond the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("token for position {got} came when {expected} was due")]
 pub struct OutOfOrder {
@@ -44,6 +49,8 @@ pub struct OutOfOrder {
 pub struct Start {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
+    /// Length at which generation ends, prompt included.
+    pub len_max: u32,
     /// Models of the router.
     pub models: usize,
     /// Stop strings.
@@ -59,6 +66,8 @@ impl Transcript {
     pub fn new(start: Start) -> Self {
         Transcript {
             next: start.prompt_tokens,
+            len_max: start.len_max,
+            early: BTreeMap::new(),
             decoder: Utf8Stream::default(),
             matcher: StopMatcher::new(start.stops.clone(), start.include_stop),
             stops: start.stops,
@@ -73,14 +82,27 @@ impl Transcript {
         &self.usage
     }
 
-    /// Takes the next token.
+    /// Takes a token; returns what it and those that waited for it add, which is nothing if it comes early itself.
     ///
     /// # Errors
-    /// [`OutOfOrder`] when it is not the next: a fault of the runtime, the request must fail.
-    pub fn take(&mut self, codec: &dyn TextCodec, token: Committed) -> Result<Added, OutOfOrder> {
-        if token.position != self.next {
-            return Err(OutOfOrder { expected: self.next, got: token.position });
+    /// [`OutOfOrder`] when its position is taken or beyond the end: a fault of the runtime, the request must fail.
+    pub fn take(&mut self, codec: &dyn TextCodec, token: Committed) -> Result<SmallVec<[Added; 1]>, OutOfOrder> {
+        let got = token.position;
+        if got < self.next || got >= self.len_max || self.early.contains_key(&got) {
+            return Err(OutOfOrder { expected: self.next, got });
         }
+        if got > self.next {
+            self.early.insert(got, token);
+            return Ok(SmallVec::new());
+        }
+        let mut added = smallvec![self.add(codec, token)];
+        while let Some(token) = self.early.remove(&self.next) {
+            added.push(self.add(codec, token));
+        }
+        Ok(added)
+    }
+
+    fn add(&mut self, codec: &dyn TextCodec, token: Committed) -> Added {
         self.next += 1;
         self.usage.completion_tokens += 1;
         self.usage.hops = token.hops;
@@ -99,7 +121,7 @@ impl Transcript {
         }
         let report =
             TokenReport { id: token.token, model: token.model, entropy: token.entropy, logprobs: token.logprobs };
-        Ok(Added { text: shown, token: Some(report), finish })
+        Added { text: shown, token: report, finish }
     }
 
     fn text_of(&mut self, codec: &dyn TextCodec, token: TokenId, finish: Option<&FinishReason>) -> String {

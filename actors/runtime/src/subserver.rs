@@ -6,11 +6,16 @@ use crate::board::{Board, Role, Snapshot, SubserverSnapshot};
 use crate::client::Client;
 use crate::clock::Clock;
 use crate::decode::Decode;
+use crate::gpu_executor::Seat;
 use crate::inter_model::InterModel;
 use crate::link::Link;
+use crate::link::identity::Identity;
 use crate::link::local::{Directory, Local};
-use crate::messages::{ChildDown, Epoch, ExecutorLost, ExecutorReplaced, Forward, Frame, Lost, Stop, Submit, Ticket};
-use crate::runtime::Server;
+use crate::link::socket::{Ends, Socket};
+use crate::messages::{
+    ChildDown, Epoch, ExecutorLost, ExecutorReplaced, Forward, Frame, LinkEvent, Lost, Stop, Submit, Ticket,
+};
+use crate::runtime::{ModelSpec, Server};
 use actix::prelude::*;
 use std::sync::Arc;
 use tokenrouter_core::executor::ExecutorLimits;
@@ -76,7 +81,12 @@ impl Place {
 
     /// Messages a child's mailbox takes. More cannot be on their way, so a full mailbox is a fault.
     pub fn mailbox(&self) -> usize {
-        self.server.live_max as usize * MESSAGES_PER_REQUEST + MAILBOX_SLACK
+        mailbox(&self.server)
+    }
+
+    /// Which life, across those of the process.
+    pub fn life_ever(&self) -> u64 {
+        self.server.life.saturating_add(self.life)
     }
 
     /// Whether an earlier life ended.
@@ -114,11 +124,18 @@ impl Place {
     }
 }
 
+fn mailbox(server: &Server) -> usize {
+    server.live_anywhere_max() * MESSAGES_PER_REQUEST + MAILBOX_SLACK
+}
+
 /// The actor.
 #[derive(Debug)]
 pub struct Subserver {
     me: ModelIdx,
     server: Arc<Server>,
+    seat: Seat,
+    /// To peers in other processes, by model index; they outlive the children.
+    sockets: Vec<Option<Socket>>,
     directory: Directory,
     clock: Clock,
     board: Board,
@@ -134,11 +151,13 @@ pub struct Subserver {
 impl Subserver {
     /// The supervisor of model `me`; children come to life when it is started.
     pub fn new(me: ModelIdx, shared: Shared) -> Self {
-        let Shared { server, directory, clock, board, pool } = shared;
+        let Shared { server, seat, directory, clock, board, pool } = shared;
         let said = SubserverSnapshot::default();
         Subserver {
             me,
             server,
+            seat,
+            sockets: Vec::new(),
             directory,
             clock,
             board,
@@ -169,7 +188,7 @@ impl Subserver {
             subserver: ctx.address(),
             children: children.clone(),
         };
-        let executor = self.server.models[self.me.index()].executor.start();
+        let executor = self.seat.start();
         let policy = self.server.policy();
         contexts.0.run(Client::new(place.clone()));
         contexts.1.run(Batcher::new(place.clone(), policy));
@@ -178,12 +197,58 @@ impl Subserver {
         self.children = Some(children);
     }
 
+    /// Dials the peers in other processes. Must be called on the arbiter of this subserver.
+    fn dial(&mut self, ctx: &Context<Self>) {
+        let socket = |(index, model): (usize, &ModelSpec)| {
+            let address = model.site.peer()?.clone();
+            let (from, to) = (self.me, ModelIdx(index as u8));
+            let ends = Ends { from, to, address, server: Identity::of(&self.server) };
+            let (socket, connection) = Socket::new(ends, ctx.address().recipient());
+            // It ends by itself when the link is dropped.
+            actix_rt::spawn(connection);
+            Some(socket)
+        };
+        self.sockets = self.server.models.iter().enumerate().map(socket).collect();
+    }
+
     fn links(&self) -> Vec<Option<Box<dyn Link>>> {
         let reach = |index: usize| -> Option<Box<dyn Link>> {
             let to = ModelIdx(index as u8);
-            (to != self.me).then(|| Box::new(Local { directory: Arc::clone(&self.directory), to }) as Box<dyn Link>)
+            match self.sockets.get(index).cloned().flatten() {
+                Some(socket) => Some(Box::new(socket)),
+                None if to == self.me => None,
+                None => Some(Box::new(Local { directory: Arc::clone(&self.directory), to })),
+            }
         };
         (0..self.server.models.len()).map(reach).collect()
+    }
+
+    /// Hands something from a peer to InterModel. What cannot be delivered would be missed for ever, so the children
+    /// are rebuilt then; while they are, peers are about to be told that all is lost here.
+    fn pass<M>(&mut self, message: M, ctx: &Context<Self>)
+    where
+        M: Message<Result = ()> + Send + 'static,
+        InterModel: Handler<M>,
+    {
+        let Some(children) = &self.children else { return };
+        match children.inter_model.try_send(message) {
+            Ok(()) => {}
+            Err(SendError::Closed(_)) => warn!(model = self.server.name(self.me), "a peer's message found nobody"),
+            Err(SendError::Full(_)) => self.rebuild(Role::InterModel, ctx),
+        }
+    }
+
+    /// A child is gone and with it whatever it owned: all control actors start again, their requests are failed.
+    fn rebuild(&mut self, role: Role, ctx: &Context<Self>) {
+        error!(model = self.server.name(self.me), ?role, "child down; rebuilding");
+        self.life += 1;
+        self.epoch += 1;
+        self.stop_children(Stop::Rebuild);
+        self.pool.revoke_all();
+        self.said.children_restarts += 1;
+        self.said.last_error = Some(format!("{role:?} went down"));
+        self.spawn_children(ctx);
+        self.say();
     }
 
     fn stop_children(&mut self, why: Stop) {
@@ -209,7 +274,9 @@ impl Subserver {
 pub struct Shared {
     /// The whole server.
     pub server: Arc<Server>,
-    /// Addresses of all subservers.
+    /// Where the executor of this model lives and how it is built.
+    pub seat: Seat,
+    /// Addresses of the subservers here.
     pub directory: Directory,
     /// The time.
     pub clock: Clock,
@@ -223,7 +290,8 @@ impl Actor for Subserver {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
-        ctx.set_mailbox_capacity(self.server.live_max as usize * MESSAGES_PER_REQUEST + MAILBOX_SLACK);
+        ctx.set_mailbox_capacity(mailbox(&self.server));
+        self.dial(ctx);
         self.spawn_children(ctx);
         self.say();
     }
@@ -246,11 +314,16 @@ impl Handler<Submit> for Subserver {
 impl Handler<Frame> for Subserver {
     type Result = ();
 
-    fn handle(&mut self, message: Frame, _: &mut Self::Context) {
-        let Some(children) = &self.children else { return };
-        if let Err(error) = children.inter_model.try_send(message) {
-            warn!(model = self.server.name(self.me), %error, "a peer's frame was not taken");
-        }
+    fn handle(&mut self, message: Frame, ctx: &mut Self::Context) {
+        self.pass(message, ctx);
+    }
+}
+
+impl Handler<LinkEvent> for Subserver {
+    type Result = ();
+
+    fn handle(&mut self, event: LinkEvent, ctx: &mut Self::Context) {
+        self.pass(event, ctx);
     }
 }
 
@@ -264,7 +337,7 @@ impl Handler<ExecutorLost> for Subserver {
         self.pool.revoke_all();
         self.said.executor_restarts += 1;
         self.said.last_error = Some(message.reason);
-        let executor = self.server.models[self.me.index()].executor.start();
+        let executor = self.seat.start();
         let replaced = ExecutorReplaced { executor, epoch: self.epoch };
         if let Err(error) = children.decode.try_send(replaced) {
             warn!(model = self.server.name(self.me), %error, "no Decode for the new executor");
@@ -276,20 +349,10 @@ impl Handler<ExecutorLost> for Subserver {
 impl Handler<ChildDown> for Subserver {
     type Result = ();
 
-    /// A child is gone and with it whatever it owned: all control actors start again, their requests are failed.
     fn handle(&mut self, message: ChildDown, ctx: &mut Self::Context) {
-        if self.children.is_none() || message.life != self.life {
-            return;
+        if self.children.is_some() && message.life == self.life {
+            self.rebuild(message.role, ctx);
         }
-        error!(model = self.server.name(self.me), role = ?message.role, "child down; rebuilding");
-        self.life += 1;
-        self.epoch += 1;
-        self.stop_children(Stop::Rebuild);
-        self.pool.revoke_all();
-        self.said.children_restarts += 1;
-        self.said.last_error = Some(format!("{:?} went down", message.role));
-        self.spawn_children(ctx);
-        self.say();
     }
 }
 

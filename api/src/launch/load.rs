@@ -7,6 +7,7 @@ use crate::text::ModelText;
 use std::sync::Arc;
 use std::time::Duration;
 use tokenrouter_actors::gpu_executor::Seat;
+use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{self, ModelSpec, Placement, Runtime, RuntimeSpec};
 use tokenrouter_config::{LaunchFile, Policy};
 use tokenrouter_core::batching::{Batching, PolicySpec};
@@ -49,7 +50,7 @@ impl Loaded {
             let bar = progress.bytes(&format!("load {}", planned.name), planned.inspection.weight_bytes);
             let report = &mut |at: load::Progress| bar.set_position(at.bytes);
             let model = load::load_files(&planned.files, &planned.options, report)
-                .map_err(|reason| LaunchError::Load { model: planned.name.clone(), reason })?;
+                .map_err(|reason| LaunchError::Load { model: planned.name.clone(), reason: Box::new(reason) })?;
             bar.finish_and_clear();
             let info = model.info();
             tracing::info!(model = %planned.name, bytes = info.weight_bytes, parameters = info.parameters, "loaded");
@@ -99,6 +100,7 @@ impl Loaded {
             batching: batching(&self.file),
             live_max: self.file.server.live_max,
             placement: Placement::OwnArbiter,
+            process: Process::alone(),
         };
         Ok(runtime::start(spec)?)
     }
@@ -110,10 +112,10 @@ fn model_spec(member: &Member) -> ModelSpec {
         name: member.name.clone(),
         limits: member.model.limits(),
         eos: member.model.info().eos.clone(),
-        executor: Seat::Thread(Arc::new(move || {
+        site: Site::Here(Seat::Thread(Arc::new(move || {
             let runner = model.executor().map_err(|error| ExecutorError::Lost(error.to_string()))?;
             Ok(Box::new(runner) as Box<dyn Executor>)
-        })),
+        }))),
     }
 }
 

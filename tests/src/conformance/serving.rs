@@ -95,7 +95,7 @@ fn spec(setup: &Setup) -> RuntimeSpec {
         batching: Batching { policy, max_wait: Duration::from_millis(100) },
         live_max: 64,
         placement: Placement::OwnArbiter,
-            process: Process::alone(),
+        process: Process::alone(),
     }
 }
 

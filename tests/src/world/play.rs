@@ -7,6 +7,7 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokenrouter_actors::gpu_executor::Seat;
+use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{ModelSpec, Placement, Reply, Runtime, RuntimeSnapshot, RuntimeSpec, start};
 use tokenrouter_core::executor::Executor;
 use tokenrouter_core::ids::ModelIdx;
@@ -171,9 +172,9 @@ fn spec(script: &Script, algorithm: Arc<dyn Algorithm>) -> RuntimeSpec {
             Ok(Box::new(SimExecutor::new(limits, language.clone(), skill, faults.clone())) as Box<dyn Executor>)
         };
         let time = model.time;
-        let executor = Seat::Timed(Arc::new(build), Arc::new(move |step| time.latency(step)));
+        let site = Site::Here(Seat::Timed(Arc::new(build), Arc::new(move |step| time.latency(step))));
         let eos = script.language.eos.map(|(eos, _)| eos).into_iter().collect();
-        ModelSpec { name: model.name.clone(), limits, eos, executor }
+        ModelSpec { name: model.name.clone(), limits, eos, site }
     });
     let models: Vec<ModelSpec> = models.collect();
     RuntimeSpec {
@@ -183,5 +184,6 @@ fn spec(script: &Script, algorithm: Arc<dyn Algorithm>) -> RuntimeSpec {
         batching: script.batching.clone(),
         live_max: script.live_max,
         placement: Placement::Here,
+        process: Process::alone(),
     }
 }

@@ -8,8 +8,14 @@ use std::sync::{Arc, OnceLock};
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::peer::Envelope;
 
-/// The addresses of all subservers, filled once when all have started.
-pub type Directory = Arc<OnceLock<Vec<Addr<Subserver>>>>;
+/// The addresses of the subservers here, by model index, filled once when all have started. `None` = the model is in
+/// another process.
+pub type Directory = Arc<OnceLock<Vec<Option<Addr<Subserver>>>>>;
+
+/// The subserver of a model, when it is here and has started.
+pub fn find(directory: &Directory, model: ModelIdx) -> Option<&Addr<Subserver>> {
+    directory.get()?.get(model.index())?.as_ref()
+}
 
 /// A link within the process.
 #[derive(Clone, Debug)]
@@ -22,7 +28,7 @@ pub struct Local {
 
 impl Link for Local {
     fn send(&self, envelope: Envelope) -> Result<(), LinkDown> {
-        let address = self.directory.get().and_then(|all| all.get(self.to.index()));
+        let address = find(&self.directory, self.to);
         let address = address.ok_or_else(|| LinkDown(format!("no subserver {}", self.to)))?;
         address.try_send(Frame(envelope)).map_err(|error| LinkDown(error.to_string()))
     }

@@ -283,14 +283,16 @@ fn plan(files: &ModelFiles, options: &LoadOptions) -> Result<Plan, LoadError> {
     };
     if pages == 0 {
         let bytes = if let KvMemory::Bytes(bytes) = options.kv { bytes } else { 0 };
-        let sequence_bytes = page_bytes * u64::from(context_len.div_ceil(PAGE_TOKENS as u32));
+        let sequence_bytes = page_bytes.saturating_mul(u64::from(context_len.div_ceil(PAGE_TOKENS as u32)));
         return Err(LoadError::KvTooSmall { bytes, page_bytes, sequence_bytes });
     }
     let (rows_max, step_tokens_max) = (options.rows_max, options.step_tokens_max);
     let weights = files.weights.total_bytes();
-    let kv = page_bytes * u64::from(pages);
+    let kv = page_bytes.saturating_mul(u64::from(pages));
     let scratch = Scratch::<Cpu>::bytes(config, step_tokens_max as usize, rows_max as usize);
-    if let Some(available) = available_memory().filter(|&available| weights + kv + scratch > available) {
+    if let Some(available) =
+        available_memory().filter(|&available| weights.saturating_add(kv).saturating_add(scratch) > available)
+    {
         return Err(LoadError::Memory { weights, kv, scratch, available });
     }
     let vocab_width = config.vocab as u32;

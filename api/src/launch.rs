@@ -47,7 +47,7 @@ pub enum LaunchError {
         /// Name of the model.
         model: String,
         /// What went wrong.
-        reason: LoadError,
+        reason: Box<LoadError>,
     },
     /// The runtime refused the settings.
     #[error(transparent)]

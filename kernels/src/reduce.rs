@@ -1,6 +1,6 @@
 //! Reductions of logits: largest entry, normaliser, entropy, and the largest k.
 //!
-//! Owner: an executor owns one [`Reducer`] (scratch). Invariant: a row is cut into chunks of [`CHUNK`] entries whose
+//! Owner: an executor owns one [`Reducer`] (scratch). Invariant: a row is cut into chunks of 4096 entries whose
 //! results are merged in order, so a row's outcome depends neither on the batch nor on the threads. Ties go to the
 //! lowest id. A row that is no distribution is an error, never a number.
 

@@ -1,7 +1,7 @@
 //! Matrix products of activations with weights: `y[m, n] = x[m, ..] . w[n, ..]` for 1 to many rows `m`.
 //!
 //! Owner: a model owns its [`Matrix`] values (weights stay where they were read from, plus a repacked copy); an
-//! executor owns the [`QuantizedRows`] scratch. Invariant: `y[m, n]` is the reduction that [`reference`] spells out,
+//! executor owns the [`QuantizedRows`] scratch. Invariant: `y[m, n]` is the reduction that `reference.rs` spells out,
 //! one term after the other in the order of the columns, so it does not depend on the number of rows, their place, the
 //! tiling, the threads or the instruction set.
 //!
@@ -18,7 +18,7 @@ mod int8;
 mod layout;
 mod pack;
 mod quantize;
-pub mod reference;
+mod reference;
 
 use crate::memory::{Buffer, Bytes, Disjoint};
 use crate::quant::{Format, dequantize_row};

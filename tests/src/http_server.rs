@@ -62,9 +62,14 @@ impl Gate {
         self.0.1.notify_all();
     }
 
-    fn pass(&self) {
-        let shut = self.0.0.lock().expect("no panic holds it");
-        drop(self.0.1.wait_while(shut, |shut| *shut).expect("no panic holds it"));
+    /// Takes `least` time, and longer while the door is shut.
+    fn pass(&self, least: Duration) {
+        let begin = Instant::now();
+        let mut shut = self.0.0.lock().expect("no panic holds it");
+        while *shut || begin.elapsed() < least {
+            let rest = if *shut { Duration::MAX } else { least.saturating_sub(begin.elapsed()) };
+            shut = self.0.1.wait_timeout(shut, rest.min(Duration::from_secs(1))).expect("no panic holds it").0;
+        }
     }
 }
 
@@ -81,8 +86,7 @@ impl Executor for Gated {
     }
 
     fn step(&mut self, step: &Step) -> Result<StepOutput, ExecutorError> {
-        self.gate.pass();
-        std::thread::sleep(self.step);
+        self.gate.pass(self.step);
         let mut output = self.inner.step(step)?;
         step.rows.iter().zip(&mut output.rows).for_each(|(row, output)| add_logprobs(row, output));
         Ok(output)
@@ -145,7 +149,7 @@ impl Server {
 
     fn over(gates: Vec<Gate>, build: impl FnOnce() -> (App, Runtime) + Send + 'static) -> Server {
         let (stop, stopped) = oneshot::channel();
-        let (ready, started) = mpsc::channel();
+        let (ready, started) = mpsc::sync_channel(1);
         let thread = std::thread::spawn(move || {
             System::new().block_on(async move {
                 let (app, runtime) = build();

@@ -3,89 +3,22 @@
 //! ownership. Invariant: `kv <= known <= len`; a token gets KV when it is consumed, never when it is drawn, so a
 //! dropped candidate costs nothing.
 
-use crate::executor::{Draw, Drawn, Needs, Row, TokenLogprobs};
+mod body;
+mod spec;
+
+use crate::executor::{Draw, Drawn, Needs, Row};
 use crate::ids::{ModelIdx, RequestId, Time, TokenId};
-use crate::job::{Failure, FinishReason, Target};
-use crate::kv::{KvPool, KvShort, Lease};
+use crate::job::{Failure, Target};
+use crate::kv::{KvPool, KvShort};
 use crate::live::LiveNotes;
-use crate::peer::{Known, PeerError, PeerReq};
-use crate::routing::{Decision, Handoff, Route, StepView};
-use crate::sampling::{SamplingParams, TokenCounts};
-use serde::{Deserialize, Serialize};
+use crate::peer::{PeerError, PeerReq};
+use crate::routing::{Handoff, Route, StepView};
+use body::{Body, fault_of};
+pub use spec::{Committed, RequestSpec};
 use std::sync::Arc;
 
 /// Hops in a row without a committed token that are allowed; one more fails the request.
 pub const BARREN_HOPS_MAX: u8 = 1;
-
-/// What is fixed about a request; the same at every model it visits.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RequestSpec {
-    /// Unique, growing with arrival.
-    pub id: RequestId,
-    /// The subserver whose Client owns the stream.
-    pub home: ModelIdx,
-    /// Models of the router.
-    pub models: u8,
-    /// Tokens of the prompt.
-    pub prompt_len: u32,
-    /// Length at which generation ends, prompt included; within every model's context.
-    pub len_max: u32,
-    /// Length below which no stopping token may be drawn.
-    pub len_min: u32,
-    /// End-of-text tokens (of any of the models); empty when they are to be ignored.
-    pub eos: Vec<TokenId>,
-    /// Further stopping tokens.
-    pub stop_ids: Vec<TokenId>,
-    /// How tokens are drawn.
-    pub sampling: Arc<SamplingParams>,
-    /// Who generates.
-    pub target: Target,
-    /// Log-probabilities to report.
-    pub logprobs: Option<u8>,
-    /// Report entropies.
-    pub entropy: bool,
-}
-
-/// A token that is part of the answer now.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Committed {
-    /// Whose.
-    pub request: RequestId,
-    /// Absolute position, prompt included.
-    pub position: u32,
-    /// The token.
-    pub token: TokenId,
-    /// Who made it.
-    pub model: ModelIdx,
-    /// Normalised entropy behind it, if it was computed.
-    pub entropy: Option<f32>,
-    /// Log-probabilities, if asked for.
-    pub logprobs: Option<TokenLogprobs>,
-    /// Hops of the request so far.
-    pub hops: u32,
-    /// Prompt tokens that the prefix cache gave, said with the first token of the entry model.
-    pub cached: u32,
-    /// Set on the last token.
-    pub finish: Option<FinishReason>,
-}
-
-/// What a request carries at one model, whatever its state.
-#[derive(Debug)]
-struct Body {
-    spec: Arc<RequestSpec>,
-    me: ModelIdx,
-    tokens: Vec<TokenId>,
-    known: Known,
-    lease: Lease,
-    cached: u32,
-    fresh: bool,
-    route: Box<dyn Route>,
-    counts: Option<Arc<TokenCounts>>,
-    banned: Arc<[TokenId]>,
-    hops: u32,
-    barren: u8,
-    attempts: u8,
-}
 
 /// Waits for a batch of this model.
 #[derive(Debug)]
@@ -128,81 +61,6 @@ pub enum Settled {
     Done(Finished),
     /// Cannot go on.
     Failed(Finished, Failure),
-}
-
-impl Body {
-    fn new(spec: Arc<RequestSpec>, me: ModelIdx, route: Box<dyn Route>, pool: &KvPool) -> Self {
-        let banned = spec.eos.iter().chain(&spec.stop_ids).copied().collect();
-        Body {
-            me,
-            tokens: Vec::new(),
-            known: Known::from_elem(0, usize::from(spec.models)),
-            lease: pool.lease(spec.id),
-            cached: 0,
-            fresh: true,
-            route,
-            counts: None,
-            banned,
-            hops: 0,
-            barren: 0,
-            attempts: 0,
-            spec,
-        }
-    }
-
-    fn receive(&mut self, message: &PeerReq) -> Result<(), PeerError> {
-        let (ours, theirs) = (self.known.len(), message.known.len());
-        if ours != theirs {
-            return Err(PeerError::Models { ours, theirs });
-        }
-        let before = self.tokens.len();
-        self.route.receive(&mut self.tokens, message)?;
-        self.known.copy_from_slice(&message.known);
-        self.known[self.me.index()] = self.tokens.len() as u32;
-        self.hops = message.hops;
-        self.barren = message.barren;
-        self.count_from(before);
-        Ok(())
-    }
-
-    fn count_from(&mut self, before: usize) {
-        if !self.spec.sampling.reads_history() {
-            return;
-        }
-        let prompt_len = self.spec.prompt_len as usize;
-        match &mut self.counts {
-            Some(counts) => {
-                let counts = Arc::make_mut(counts);
-                self.tokens[before..].iter().for_each(|&token| counts.commit(token));
-            }
-            None => self.counts = Some(Arc::new(TokenCounts::of(&self.tokens, prompt_len))),
-        }
-    }
-
-    fn commit(&mut self, token: TokenId) {
-        self.tokens.push(token);
-        self.known[self.me.index()] = self.tokens.len() as u32;
-        self.count_from(self.tokens.len() - 1);
-        self.barren = 0;
-    }
-
-    fn finish_of(&self, token: TokenId) -> Option<FinishReason> {
-        if self.spec.eos.contains(&token) {
-            Some(FinishReason::EndOfText)
-        } else if self.spec.stop_ids.contains(&token) {
-            Some(FinishReason::StopToken(token))
-        } else if self.tokens.len() as u32 >= self.spec.len_max {
-            Some(FinishReason::Length)
-        } else {
-            None
-        }
-    }
-
-    fn end(self) -> Finished {
-        let request = self.spec.id;
-        self.lease.retire(&self.tokens);
-        Finished { request }
-    }
 }
 
 impl Queued {
@@ -420,39 +278,6 @@ impl Running {
         });
         Ok((Pending { body: self.body, to, since: now }, message))
     }
-}
-
-impl Body {
-    fn accept(&mut self, drawn: Drawn) -> Committed {
-        let position = self.tokens.len() as u32;
-        self.commit(drawn.token);
-        Committed {
-            request: self.spec.id,
-            position,
-            token: drawn.token,
-            model: self.me,
-            entropy: drawn.signals.entropy.map(|entropy| entropy.normalised()),
-            logprobs: drawn.logprobs,
-            hops: self.hops,
-            cached: if self.me == self.spec.home { self.cached } else { 0 },
-            finish: self.finish_of(drawn.token),
-        }
-    }
-}
-
-/// What is wrong with a decision, if anything.
-fn fault_of(decision: &Decision, body: &Body) -> Option<String> {
-    let Decision { to, keep } = *decision;
-    if to.0 >= body.spec.models {
-        return Some(format!("the algorithm chose model {to} of {}", body.spec.models));
-    }
-    if to == body.me && !keep {
-        return Some(format!("the algorithm stays at model {to} without keeping the token"));
-    }
-    if to != body.me && !keep && body.barren >= BARREN_HOPS_MAX {
-        return Some("two hops in a row committed no token".into());
-    }
-    None
 }
 
 impl Pending {

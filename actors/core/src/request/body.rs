@@ -1,0 +1,137 @@
+//! What a request carries at one model, whatever its state: tokens, pages, what peers know, the algorithm's value.
+//! Owner: the state around it. Invariant: `kv <= known <= len`, and counts follow exactly the committed tokens.
+
+use super::spec::{Committed, RequestSpec};
+use super::{BARREN_HOPS_MAX, Finished};
+use crate::executor::Drawn;
+use crate::ids::{ModelIdx, TokenId};
+use crate::job::FinishReason;
+use crate::kv::{KvPool, Lease};
+use crate::peer::{Known, PeerError, PeerReq};
+use crate::routing::{Decision, Route};
+use crate::sampling::TokenCounts;
+use std::sync::Arc;
+
+/// What a request carries at one model, whatever its state.
+#[derive(Debug)]
+pub(super) struct Body {
+    pub(super) spec: Arc<RequestSpec>,
+    pub(super) me: ModelIdx,
+    pub(super) tokens: Vec<TokenId>,
+    pub(super) known: Known,
+    pub(super) lease: Lease,
+    pub(super) cached: u32,
+    pub(super) fresh: bool,
+    pub(super) route: Box<dyn Route>,
+    pub(super) counts: Option<Arc<TokenCounts>>,
+    pub(super) banned: Arc<[TokenId]>,
+    pub(super) hops: u32,
+    pub(super) barren: u8,
+    pub(super) attempts: u8,
+}
+
+impl Body {
+    pub(super) fn new(spec: Arc<RequestSpec>, me: ModelIdx, route: Box<dyn Route>, pool: &KvPool) -> Self {
+        let banned = spec.eos.iter().chain(&spec.stop_ids).copied().collect();
+        Body {
+            me,
+            tokens: Vec::new(),
+            known: Known::from_elem(0, usize::from(spec.models)),
+            lease: pool.lease(spec.id),
+            cached: 0,
+            fresh: true,
+            route,
+            counts: None,
+            banned,
+            hops: 0,
+            barren: 0,
+            attempts: 0,
+            spec,
+        }
+    }
+
+    pub(super) fn receive(&mut self, message: &PeerReq) -> Result<(), PeerError> {
+        let (ours, theirs) = (self.known.len(), message.known.len());
+        if ours != theirs {
+            return Err(PeerError::Models { ours, theirs });
+        }
+        let before = self.tokens.len();
+        self.route.receive(&mut self.tokens, message)?;
+        self.known.copy_from_slice(&message.known);
+        self.known[self.me.index()] = self.tokens.len() as u32;
+        self.hops = message.hops;
+        self.barren = message.barren;
+        self.count_from(before);
+        Ok(())
+    }
+
+    pub(super) fn count_from(&mut self, before: usize) {
+        if !self.spec.sampling.reads_history() {
+            return;
+        }
+        let prompt_len = self.spec.prompt_len as usize;
+        match &mut self.counts {
+            Some(counts) => {
+                let counts = Arc::make_mut(counts);
+                self.tokens[before..].iter().for_each(|&token| counts.commit(token));
+            }
+            None => self.counts = Some(Arc::new(TokenCounts::of(&self.tokens, prompt_len))),
+        }
+    }
+
+    fn commit(&mut self, token: TokenId) {
+        self.tokens.push(token);
+        self.known[self.me.index()] = self.tokens.len() as u32;
+        self.count_from(self.tokens.len() - 1);
+        self.barren = 0;
+    }
+
+    fn finish_of(&self, token: TokenId) -> Option<FinishReason> {
+        if self.spec.eos.contains(&token) {
+            Some(FinishReason::EndOfText)
+        } else if self.spec.stop_ids.contains(&token) {
+            Some(FinishReason::StopToken(token))
+        } else if self.tokens.len() as u32 >= self.spec.len_max {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn end(self) -> Finished {
+        let request = self.spec.id;
+        self.lease.retire(&self.tokens);
+        Finished { request }
+    }
+
+    pub(super) fn accept(&mut self, drawn: Drawn) -> Committed {
+        let position = self.tokens.len() as u32;
+        self.commit(drawn.token);
+        Committed {
+            request: self.spec.id,
+            position,
+            token: drawn.token,
+            model: self.me,
+            entropy: drawn.signals.entropy.map(|entropy| entropy.normalised()),
+            logprobs: drawn.logprobs,
+            hops: self.hops,
+            cached: if self.me == self.spec.home { self.cached } else { 0 },
+            finish: self.finish_of(drawn.token),
+        }
+    }
+}
+
+/// What is wrong with a decision, if anything.
+pub(super) fn fault_of(decision: &Decision, body: &Body) -> Option<String> {
+    let Decision { to, keep } = *decision;
+    if to.0 >= body.spec.models {
+        return Some(format!("the algorithm chose model {to} of {}", body.spec.models));
+    }
+    if to == body.me && !keep {
+        return Some(format!("the algorithm stays at model {to} without keeping the token"));
+    }
+    if to != body.me && !keep && body.barren >= BARREN_HOPS_MAX {
+        return Some("two hops in a row committed no token".into());
+    }
+    None
+}

@@ -3,4 +3,5 @@
 pub mod assets;
 pub mod conformance;
 pub mod http_server;
+pub mod processes;
 pub mod world;

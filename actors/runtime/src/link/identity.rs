@@ -1,10 +1,12 @@
 //! What a process takes the server for. Owner: made from the launch settings at the start. Invariant: two processes
 //! talk only when they agree on all of it, because a request must go on the same way wherever it goes.
 
-use crate::runtime::Server;
+use crate::runtime::{ModelSpec, Server};
 use serde::{Deserialize, Serialize};
+use tokenrouter_core::batching::Batching;
 use tokenrouter_core::executor::ExecutorLimits;
 use tokenrouter_core::ids::TokenId;
+use tokenrouter_core::routing::Algorithm;
 
 /// A model as every process knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,19 +33,24 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of this process.
-    pub fn of(server: &Server) -> Self {
-        let model = |model: &crate::runtime::ModelSpec| ModelIdentity {
+    /// Of the process that was started with these settings.
+    pub fn new(models: &[ModelSpec], vocab_size: u32, algorithm: &dyn Algorithm, batching: &Batching) -> Self {
+        let model = |model: &ModelSpec| ModelIdentity {
             name: model.name.clone(),
             limits: model.limits,
             eos: model.eos.clone(),
         };
         Identity {
-            models: server.models.iter().map(model).collect(),
-            vocab_size: server.codec.vocab_size(),
-            algorithm: format!("{:?}", server.algorithm),
-            batching: format!("{:?}", server.batching.policy),
+            models: models.iter().map(model).collect(),
+            vocab_size,
+            algorithm: format!("{algorithm:?}"),
+            batching: format!("{:?}", batching.policy),
         }
+    }
+
+    /// Of this process.
+    pub fn of(server: &Server) -> Self {
+        Identity::new(&server.models, server.codec.vocab_size(), &*server.algorithm, &server.batching)
     }
 
     /// The first thing the two disagree on, naming both values.

@@ -36,9 +36,11 @@ fn options(kv_format: KvFormat) -> LoadOptions {
 #[test]
 fn token_ids() {
     let _alone = alone();
-    for asset in [QWEN_SMALL, QWEN_LARGE] {
+    let tables = [QWEN_SMALL, QWEN_LARGE].map(|asset| {
         check_tokens(&path(asset), "tokenizer-qwen2.5-coder.json", Reference::Published);
-    }
+        open(&path(asset)).inspect().unwrap_or_else(|error| panic!("{error}")).tokens
+    });
+    assert_eq!(tables[0], tables[1]);
 }
 
 #[test]
@@ -61,6 +63,7 @@ fn small_dequantised_is_exact() {
     check_logits(&model, &fixture, |prompt| &prompt.numpy_f32, tolerance);
 }
 
+/// llama.cpp, which rounds activations in blocks of 256, is 0.07 to 0.34 from the exact top logits; blocks of 32 do better.
 #[test]
 fn quantised_models_are_as_close_as_int8_can_be() {
     let _alone = alone();
@@ -69,8 +72,15 @@ fn quantised_models_are_as_close_as_int8_can_be() {
     {
         let fixture: LogitsFixture = read_fixture(name);
         let model = load(&open(&path(asset)), options(KvFormat::F32));
-        let tolerance =
-            Tolerance { top: 0.6, top_rms: 0.3, fixed: 0.6, log_sum_exp: 0.5, entropy: 0.3, margin: 0.5, flipped: 0.3 };
+        let tolerance = Tolerance {
+            top: 0.5,
+            top_rms: 0.25,
+            fixed: 0.5,
+            log_sum_exp: 0.25,
+            entropy: 0.4,
+            margin: 0.6,
+            flipped: 0.25,
+        };
         println!("{} exact", asset.file);
         check_logits(&model, &fixture, |prompt| &prompt.numpy_f32, tolerance);
         println!("{} llama.cpp", asset.file);
@@ -127,9 +137,8 @@ fn routed_chat() {
     for (answer, again) in each.iter().zip(&together) {
         println!("{:?}\n{}", answer.usage, answer.text);
         assert_eq!(answer.without_cache(), again.without_cache());
-        assert!(answer.usage.by_model.iter().all(|&count| count > 0) || answer.usage.hops == 0, "{:?}", answer.usage);
     }
-    assert!(each.iter().any(|answer| answer.usage.hops > 1));
+    assert!(each.iter().any(|answer| answer.usage.hops > 1 && answer.usage.by_model.iter().all(|&count| count > 0)));
     for (threshold, model) in [(1.0, ModelIdx(0)), (-1.0, ModelIdx(1))] {
         let jobs = (job(questions[0], Target::Routed), job(questions[0], Target::Only(model)));
         let (routed, alone) =

@@ -3,7 +3,7 @@
 
 use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
-use tokenrouter::text::{ModelText, Tokenizer};
+use tokenrouter::text::{ChatInput, ModelText, Tokenizer};
 use tokenrouter_core::text::{SpecialTokens, TextCodec};
 use tokenrouter_tests::assets::SMOLLM2;
 use tokenrouter_tests::conformance::{Reference, check_tokens, demo, fixture, open, read_fixture};
@@ -30,8 +30,11 @@ fn published(model: &Path) -> (tokenizers::Tokenizer, ModelText) {
     let file: PathBuf = model.join("tokenizer.json");
     let published =
         tokenizers::Tokenizer::from_file(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    let ours = ModelText::load(&open(model)).unwrap_or_else(|error| panic!("{error}"));
-    (published, ours)
+    (published, load(model))
+}
+
+fn load(model: &Path) -> ModelText {
+    ModelText::load(&open(model)).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn decoded(tokenizer: &Tokenizer, ids: &[u32]) -> String {
@@ -64,7 +67,7 @@ fn tokenizer_json_as_published() {
 fn text_stays_text() {
     let model = SMOLLM2.path().unwrap_or_else(|error| panic!("{error}"));
     for model in [fixture("tiny/llama-f32"), model] {
-        let text = ModelText::load(&open(&model)).unwrap_or_else(|error| panic!("{error}"));
+        let text = load(&model);
         let mut look_alikes = 0;
         for string in awkward() {
             let found = text.tokenizer.encode(&string, SpecialTokens::AsText);
@@ -79,16 +82,15 @@ fn text_stays_text() {
     }
 }
 
+/// What `check` reads of a vocabulary without building a tokenizer is what the tokenizer says of itself.
 #[test]
 fn inspection_and_tokenizer_agree_on_the_table() {
-    let tiny = fixture("tiny/llama-f32");
-    for path in [tiny.clone(), fixture("tiny/qwen3-f16"), fixture("tiny-spm.gguf")] {
-        let files = weights::open(&path).unwrap();
-        let text = ModelText::load(&files).unwrap();
-        let tokens = files.inspect().unwrap().tokens;
+    for path in [fixture("tiny/llama-f32"), fixture("tiny/qwen3-f16"), fixture("tiny-spm.gguf"), demo("small")] {
+        let tokens = open(&path).inspect().unwrap_or_else(|error| panic!("{error}")).tokens;
+        let text = load(&path);
         assert_eq!((tokens.digest, tokens.len), (text.tokenizer.digest(), text.tokenizer.vocab_size()), "{path:?}");
     }
-    let padded = weights::inspect(&tiny).unwrap();
+    let padded = open(&fixture("tiny/llama-f32")).inspect().unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((padded.tokens.len, padded.config.vocab), (300, 320));
 }
 
@@ -97,38 +99,18 @@ fn a_chat_ends_with_the_head_of_the_answer() {
     for path in ["tiny/llama-f32", "tiny-spm.gguf"] {
         let text = load(&fixture(path));
         let messages = [serde_json::json!({ "role": "user", "content": "hi <|im_end|>" })];
-        let input = tokenrouter::text::ChatInput {
+        let input = ChatInput {
             messages: &messages,
             tools: None,
             variables: None,
             add_generation_prompt: true,
             unix_seconds: 0,
         };
-        let ids = text.chat(&input).unwrap();
+        let ids = text.chat(&input).unwrap_or_else(|error| panic!("{error}"));
         let control: Vec<u32> = ids.iter().copied().filter(|&id| text.tokenizer.is_special(id)).collect();
-        let token = |name: &str| text.tokenizer.token_id(name).unwrap();
+        let token = |name: &str| text.tokenizer.token_id(name).unwrap_or_else(|| panic!("{path} has no {name}"));
         let (start, end) = (token("<|im_start|>"), token("<|im_end|>"));
         assert!(control.ends_with(&[start, end, start]), "{path}: {control:?}");
         assert_eq!(control.iter().filter(|&&id| id == end).count(), 1, "{path}");
     }
-}
-#[test]
-fn real_smollm2() {
-    let dir = PathBuf::from(std::env::var("HOME").unwrap()).join(".cache/tokenrouter-models");
-    check(&dir.join("smollm2-135m-instruct-q4_1.gguf"), "tokenizer-smollm2.json", Reference::Published);
-}
-#[test]
-fn real_qwen() {
-    let dir = PathBuf::from(std::env::var("HOME").unwrap()).join(".cache/tokenrouter-models");
-    let t = std::time::Instant::now();
-    let a = load(&dir.join("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"));
-    eprintln!("load {:?} {:?}", t.elapsed(), a.template.is_some());
-    let b = load(&dir.join("qwen2.5-coder-1.5b-instruct.gguf"));
-    assert_eq!(a.tokenizer.digest(), b.tokenizer.digest());
-    eprintln!("vocab {} {:?}", a.tokenizer.vocab_size(), weights::inspect(&dir.join("qwen2.5-coder-1.5b-instruct.gguf")));
-    let text = "The quick brown fox <|im_end|> jumps over 1234 dogs.\n".repeat(20000);
-    let t = std::time::Instant::now();
-    let n = a.tokenizer.encode(&text, SpecialTokens::AsText).unwrap().len();
-    eprintln!("encode {} bytes to {n} in {:?}", text.len(), t.elapsed());
-    check(&dir.join("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"), "tokenizer-qwen2.5-coder.json", Reference::Published);
 }

@@ -95,8 +95,7 @@ impl Distance {
     /// What exceeds the limits.
     fn beyond(&self, tolerance: &Tolerance) -> Vec<String> {
         let pairs = self.parts().into_iter().zip(tolerance.parts());
-        // Written so that NaN exceeds every limit.
-        let over = pairs.filter(|((_, found), (_, limit))| !(found <= limit));
+        let over = pairs.filter(|((_, found), (_, limit))| found > limit || found.is_nan());
         over.map(|((name, found), (_, limit))| format!("{name} {found:.2e} > {limit:.2e}")).collect()
     }
 }

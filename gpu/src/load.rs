@@ -111,8 +111,8 @@ pub enum LoadError {
     },
     /// More memory than the machine can give.
     #[error(
-        "needs {weights} bytes for weights, {kv} for kv memory and {scratch} for a step, {available} are available; \
-         lower the kv memory or use smaller weights"
+        "needs {weights} bytes for weights, {kv} for kv memory and {scratch} for a step beside {taken} of other models, \
+         {available} are available; lower the kv memory or use smaller weights"
     )]
     Memory {
         /// Bytes of the weights.
@@ -121,6 +121,8 @@ pub enum LoadError {
         kv: u64,
         /// Bytes of activations.
         scratch: u64,
+        /// Bytes that models before it take.
+        taken: u64,
         /// Bytes the machine can give now.
         available: u64,
     },
@@ -184,7 +186,7 @@ pub fn load_files(
     options: &LoadOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<LoadedModel, LoadError> {
-    let plan = plan(files, options)?;
+    let plan = plan(files, options, 0)?;
     let cpu = CpuOptions { threads: options.threads, cores: options.cores.clone().unwrap_or_default() };
     let total = files.weights.total_bytes();
     let mut ops = Cpu::new(&cpu)?;
@@ -247,17 +249,29 @@ struct Plan {
     limits: ExecutorLimits,
     kv_shape: KvShape,
     page_bytes: u64,
+    /// Weights, KV memory and scratch.
+    bytes: u64,
 }
 
-/// Checks that the model can run as asked, before any weight is read.
+/// What a check found.
+#[derive(Clone, Copy, Debug)]
+pub struct Checked {
+    /// What the executor will hold and do.
+    pub limits: ExecutorLimits,
+    /// Bytes of memory that the model will take.
+    pub bytes: u64,
+}
+
+/// Checks that the model can run as asked, before any weight is read, beside models that will take `taken` bytes.
 ///
 /// # Errors
 /// As [`load`].
-pub fn check(files: &ModelFiles, options: &LoadOptions) -> Result<ExecutorLimits, LoadError> {
-    Ok(plan(files, options)?.limits)
+pub fn check(files: &ModelFiles, options: &LoadOptions, taken: u64) -> Result<Checked, LoadError> {
+    let Plan { limits, bytes, .. } = plan(files, options, taken)?;
+    Ok(Checked { limits, bytes })
 }
 
-fn plan(files: &ModelFiles, options: &LoadOptions) -> Result<Plan, LoadError> {
+fn plan(files: &ModelFiles, options: &LoadOptions, taken: u64) -> Result<Plan, LoadError> {
     let config = &files.config;
     let sizes =
         [("rows_max", options.rows_max, ROWS_LIMIT), ("step_tokens_max", options.step_tokens_max, STEP_TOKENS_LIMIT)];
@@ -290,14 +304,13 @@ fn plan(files: &ModelFiles, options: &LoadOptions) -> Result<Plan, LoadError> {
     let weights = files.weights.total_bytes();
     let kv = page_bytes.saturating_mul(u64::from(pages));
     let scratch = Scratch::<Cpu>::bytes(config, step_tokens_max as usize, rows_max as usize);
-    if let Some(available) =
-        available_memory().filter(|&available| weights.saturating_add(kv).saturating_add(scratch) > available)
-    {
-        return Err(LoadError::Memory { weights, kv, scratch, available });
+    let bytes = weights.saturating_add(kv).saturating_add(scratch);
+    if let Some(available) = available_memory().filter(|&available| bytes.saturating_add(taken) > available) {
+        return Err(LoadError::Memory { weights, kv, scratch, taken, available });
     }
     let vocab_width = config.vocab as u32;
     let limits = ExecutorLimits { pages, rows_max, step_tokens_max, context_len, vocab_width };
-    Ok(Plan { limits, kv_shape, page_bytes })
+    Ok(Plan { limits, kv_shape, page_bytes, bytes })
 }
 
 fn info(files: &ModelFiles, plan: &Plan) -> ModelInfo {

@@ -99,8 +99,10 @@ impl Plan {
     pub fn new(mut file: LaunchFile, paths: Vec<PathBuf>) -> Result<Plan, LaunchError> {
         let algorithm = algorithm(&file)?;
         let mut models: Vec<PlannedModel> = Vec::new();
+        let mut taken = 0u64;
         for (index, path) in paths.iter().enumerate() {
-            let planned = plan_model(&file, index, path)?;
+            let (planned, bytes) = plan_model(&file, index, (path, taken))?;
+            taken = taken.saturating_add(bytes);
             if let Some(first) = models.first() {
                 same_tokens(&file, first, &planned)?;
             }
@@ -116,7 +118,12 @@ impl Plan {
     }
 }
 
-fn plan_model(file: &LaunchFile, index: usize, path: &Path) -> Result<PlannedModel, ConfigError> {
+/// Opens and checks one model beside others that will take `taken` bytes; also says how many it will take.
+fn plan_model(
+    file: &LaunchFile,
+    index: usize,
+    (path, taken): (&Path, u64),
+) -> Result<(PlannedModel, u64), ConfigError> {
     let model = &file.models[index];
     let wrong = |key: &str, problem: &dyn Display| file.error_at(&format!("models.{}.{key}", model.name), problem);
     let files = weights::open(path).map_err(|error| wrong("path", &error))?;
@@ -125,8 +132,8 @@ fn plan_model(file: &LaunchFile, index: usize, path: &Path) -> Result<PlannedMod
     usable_cores(model).map_err(|problem| wrong("cores", &problem))?;
     let refused = |error: LoadError| wrong(faulty_key(model, &error), &format_args!("model `{}`: {error}", model.name));
     let options = options(model, &inspection, file.server.live_max).map_err(refused)?;
-    let limits = load::check(&files, &options).map_err(refused)?;
-    Ok(PlannedModel { name: model.name.clone(), files, inspection, text, options, limits })
+    let load::Checked { limits, bytes } = load::check(&files, &options, taken).map_err(refused)?;
+    Ok((PlannedModel { name: model.name.clone(), files, inspection, text, options, limits }, bytes))
 }
 
 /// The key of a model's table that an error of the loader is about.

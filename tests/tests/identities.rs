@@ -165,7 +165,7 @@ fn eight_requests_together_are_answered_as_each_alone() {
     }
 
     let longest = jobs.iter().map(|job| prompt_len(job) + OUTPUT_TOKENS).max().unwrap_or_default();
-    let cramped = pair(BUSY, Sizes { pages: 2 * pages_for(longest), step_tokens: 2048, ..ROOMY });
+    let cramped = pair(BUSY, Sizes { pages: 2 * pages_for(longest), step_tokens: 32, ..ROOMY });
     let (found, preemptions) = serve(&cramped, |runtime| async move {
         let found = ask_all(&runtime, &jobs).await;
         let models = runtime.snapshot().models;

@@ -26,7 +26,7 @@ prop_compose! {
         pages in prop::collection::vec(6u32..40, 3),
         thresholds in prop::collection::vec(1u32..5, 3),
         rows in 1u32..6,
-        chunk in 64u32..100,
+        chunk in 32u32..100,
         eos in prop::bool::ANY,
         requests in prop::collection::vec((0u32..60, 1u32..60, 1u32..20, 0usize..6), 1..7),
         aborts in prop::collection::vec((0usize..7, 1u32..400), 0..3),

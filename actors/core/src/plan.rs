@@ -32,23 +32,39 @@ pub struct Plan {
 /// none but what they report).
 pub fn plan(batch: Vec<Queued>, limits: &ExecutorLimits, pool: &KvPool, needs: Needs) -> Plan {
     let mut plan = Plan::default();
-    let ready = admit(batch, pool, &mut plan.deferred);
-    let shares = share(&ready, limits);
-    for (queued, consumes) in ready.into_iter().zip(shares) {
-        if consumes == 0 {
-            plan.deferred.push(queued);
-            continue;
-        }
-        let needs = if queued.is_pinned() { Needs::default() } else { needs };
-        match queued.start(consumes, needs) {
-            Ok((running, row)) => {
-                plan.step.rows.push(row);
-                plan.running.push(running);
+    let mut ready = admit(batch, pool, &mut plan.deferred);
+    let mut limits = *limits;
+    loop {
+        let shares = share(&ready, &limits);
+        let mut passed_over = Vec::new();
+        let mut is_short = false;
+        for (queued, consumes) in ready.into_iter().zip(shares) {
+            if consumes == 0 {
+                passed_over.push(queued);
+                continue;
             }
-            Err((queued, _short)) => plan.deferred.push(queued),
+            let needs = if queued.is_pinned() { Needs::default() } else { needs };
+            match queued.start(consumes, needs) {
+                Ok((running, row)) => {
+                    limits.step_tokens_max -= consumes;
+                    limits.rows_max -= 1;
+                    plan.step.rows.push(row);
+                    plan.running.push(running);
+                }
+                Err((queued, _short)) => {
+                    is_short = true;
+                    plan.deferred.push(queued);
+                }
+            }
         }
+        // Who lacks memory gives its share of the step to those who were passed over; else it could starve the oldest,
+        // whose turn alone makes memory free.
+        if !is_short || passed_over.is_empty() {
+            plan.deferred.extend(passed_over);
+            return plan;
+        }
+        ready = passed_over;
     }
-    plan
 }
 
 /// Oldest first: those that hold memory already, and new ones as long as the pool has room beside older requests.
@@ -162,6 +178,25 @@ mod tests {
             let fits = lens[0].div_ceil(16) <= pages;
             prop_assert!(!fits || plan.running.iter().any(|running| running.id() == RequestId(1)), "the oldest takes part");
         }
+    }
+
+    /// Feeds a request its first chunk and queues it again.
+    fn begun(queued: Queued, limits: &ExecutorLimits, pool: &KvPool, now: u64) -> Queued {
+        let mut plan = plan(vec![queued], limits, pool, Needs::default());
+        plan.running.pop().expect("it takes part").fed(Time(now))
+    }
+
+    /// The younger request waited longer and would fill the step, but the older one holds the memory it needs.
+    #[test]
+    fn who_lacks_memory_does_not_keep_the_oldest_out() {
+        let limits = ExecutorLimits { pages: 4, rows_max: 8, step_tokens_max: 32, context_len: 1000, vocab_width: 10 };
+        let pool = KvPool::new(4);
+        let younger = begun(queued(2, 64, &pool), &limits, &pool, 1);
+        let older = begun(queued(1, 40, &pool), &limits, &pool, 5);
+        assert_eq!((younger.behind(), older.behind(), pool.stats().pages_free), (32, 8, 0));
+        let plan = plan(vec![younger, older], &limits, &pool, Needs::default());
+        let started: Vec<u64> = plan.running.iter().map(|running| running.id().0).collect();
+        assert_eq!((started, plan.deferred.len()), (vec![1], 1));
     }
 
     #[test]

@@ -149,3 +149,100 @@ impl Transcript {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tokenrouter_core::ids::{ModelIdx, RequestId};
+    use tokenrouter_core::text::{SpecialTokens, TextError};
+
+    /// Every token is its own letter.
+    #[derive(Debug)]
+    struct Letters;
+
+    const LETTERS: &[u8; 26] = b"abcdefghijklmnopqrstuvwxyz";
+
+    impl TextCodec for Letters {
+        fn encode(&self, _text: &str, _special: SpecialTokens) -> Result<Vec<TokenId>, TextError> {
+            Err(TextError("not needed".to_owned()))
+        }
+
+        fn token_bytes(&self, id: TokenId) -> Option<&[u8]> {
+            LETTERS.get(id as usize..=id as usize)
+        }
+
+        fn is_special(&self, _id: TokenId) -> bool {
+            false
+        }
+
+        fn vocab_size(&self) -> u32 {
+            26
+        }
+
+        fn bos(&self) -> Option<TokenId> {
+            None
+        }
+
+        fn strips_leading_space(&self) -> bool {
+            false
+        }
+    }
+
+    fn token(position: u32) -> Committed {
+        Committed {
+            request: RequestId(1),
+            position,
+            token: position - 5,
+            model: ModelIdx((position % 2) as u8),
+            entropy: None,
+            logprobs: None,
+            hops: 0,
+            cached: 0,
+            finish: (position == 14).then_some(FinishReason::Length),
+        }
+    }
+
+    fn transcript() -> Transcript {
+        Transcript::new(Start {
+            prompt_tokens: 5,
+            len_max: 15,
+            models: 2,
+            stops: Vec::new(),
+            include_stop: false,
+            trims_space: false,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn tokens_are_shown_in_order_however_they_come(order in Just((5..15).collect::<Vec<u32>>()).prop_shuffle()) {
+            let mut transcript = transcript();
+            let (mut text, mut came) = (String::new(), Vec::new());
+            for position in order {
+                let added = transcript.take(&Letters, token(position)).expect("a new token");
+                came.push(position);
+                for added in added {
+                    prop_assert!(came.contains(&(5 + added.token.id)));
+                    text.push_str(&added.text);
+                    prop_assert_eq!(added.finish.is_some(), text.len() == 10);
+                }
+                let whole = (5..15).take_while(|due| came.contains(due)).count();
+                prop_assert_eq!(text.len(), whole, "nothing is held back that could be shown");
+            }
+            prop_assert_eq!(text, "abcdefghij");
+            prop_assert_eq!(&transcript.usage().by_model, &vec![5, 5]);
+        }
+    }
+
+    #[test]
+    fn tokens_come_once_and_not_beyond_the_end() {
+        let mut transcript = transcript();
+        transcript.take(&Letters, token(5)).expect("due");
+        transcript.take(&Letters, token(8)).expect("early");
+        for position in [5, 8, 15] {
+            let outcome = transcript.take(&Letters, token(position));
+            assert_eq!(outcome, Err(OutOfOrder { expected: 6, got: position }));
+        }
+    }
+}

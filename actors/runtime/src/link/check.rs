@@ -80,3 +80,111 @@ impl Bounds {
         model.index() < self.models
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use tokenrouter_core::ids::RequestId;
+    use tokenrouter_core::job::Target;
+    use tokenrouter_core::live::{LiveNotes, Stamp};
+    use tokenrouter_core::peer::Envelope;
+    use tokenrouter_core::request::Committed;
+    use tokenrouter_core::sampling::SamplingParams;
+
+    const BOUNDS: Bounds = Bounds { from: ModelIdx(0), to: ModelIdx(1), models: 2, vocab_size: 100, context_len: 64 };
+
+    fn parcel(frame: PeerFrame) -> Parcel {
+        Parcel { to: ModelIdx(1), envelope: Envelope { from: ModelIdx(0), stamp: Stamp::default(), frame } }
+    }
+
+    fn spec() -> RequestSpec {
+        RequestSpec {
+            id: RequestId(5),
+            home: ModelIdx(0),
+            models: 2,
+            prompt_len: 3,
+            len_max: 64,
+            len_min: 3,
+            eos: vec![1],
+            stop_ids: Vec::new(),
+            sampling: Arc::new(SamplingParams::default()),
+            target: Target::Routed,
+            logprobs: None,
+            entropy: false,
+        }
+    }
+
+    fn request(change: impl FnOnce(&mut PeerReq)) -> Parcel {
+        let mut message = PeerReq {
+            request: RequestId(5),
+            home: ModelIdx(0),
+            from: ModelIdx(0),
+            to: ModelIdx(1),
+            spec: Some(Arc::new(spec())),
+            base: 0,
+            tokens: [7, 8, 99].as_slice().into(),
+            known: [3, 3].as_slice().into(),
+            hops: 1,
+            barren: 0,
+            live: LiveNotes::new(),
+            ext: Vec::new(),
+        };
+        change(&mut message);
+        parcel(PeerFrame::Request(Box::new(message)))
+    }
+
+    fn described(change: impl FnOnce(&mut RequestSpec)) -> Parcel {
+        let mut spec = spec();
+        change(&mut spec);
+        request(|message| message.spec = Some(Arc::new(spec)))
+    }
+
+    fn emit(model: u8) -> Parcel {
+        parcel(PeerFrame::Emit(vec![Committed {
+            request: RequestId(5),
+            position: 3,
+            token: 4,
+            model: ModelIdx(model),
+            entropy: None,
+            logprobs: None,
+            hops: 0,
+            cached: 0,
+            finish: None,
+        }]))
+    }
+
+    #[test]
+    fn only_what_can_be_true_passes() {
+        let right = [
+            request(|_| {}),
+            request(|message| message.spec = None),
+            request(|message| message.base = 61),
+            emit(1),
+            parcel(PeerFrame::Restarted),
+        ];
+        for parcel in right {
+            assert_eq!(BOUNDS.fault(&parcel), None, "{parcel:?}");
+        }
+        let wrong = [
+            (Parcel { to: ModelIdx(0), ..parcel(PeerFrame::Restarted) }, "another's connection"),
+            (request(|message| message.from = ModelIdx(1)), "goes from m1 to m1"),
+            (request(|message| message.to = ModelIdx(7)), "goes from m0 to m7"),
+            (request(|message| message.home = ModelIdx(2)), "for m2"),
+            (request(|message| message.known.push(1)), "speaks of 3 models; there are 2"),
+            (request(|message| message.base = 62), "has 65 tokens; the context holds 64"),
+            (request(|message| message.base = u32::MAX), "has 4294967298 tokens"),
+            (request(|message| message.tokens[0] = 100), "token 100 is not below 100"),
+            (described(|spec| spec.id = RequestId(6)), "r5 is described as r6"),
+            (described(|spec| spec.home = ModelIdx(1)), "described as r5 of m1"),
+            (described(|spec| spec.models = 200), "described as r5"),
+            (described(|spec| spec.len_max = 65), "wants 65 tokens"),
+            (described(|spec| spec.prompt_len = 65), "wants 64 tokens"),
+            (emit(2), "token is of model m2"),
+        ];
+        for (parcel, part) in wrong {
+            let fault = BOUNDS.fault(&parcel).unwrap_or_else(|| panic!("taken: {parcel:?}"));
+            assert!(fault.contains(part), "{fault}");
+        }
+    }
+}

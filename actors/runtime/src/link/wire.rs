@@ -158,3 +158,6 @@ pub async fn read_frame<R: AsyncRead + Unpin>(source: &mut R, limit: usize) -> R
         false => Err(WireError::Truncated { announced: bytes, got: content.len() }),
     }
 }
+
+#[cfg(test)]
+mod tests;

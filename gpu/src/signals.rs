@@ -20,6 +20,7 @@ pub fn signals<'a>(draw: &Draw, reduced: &mut Reduced, width: u32, hidden: impl 
         entropy: draw.needs.entropy.then_some(Entropy { nats: reduced.entropy, width }),
         top: std::mem::take(&mut reduced.top),
         hidden: if draw.needs.hidden { hidden().to_vec() } else { Vec::new() },
+        score: None,
     }
 }
 

@@ -102,7 +102,7 @@ fn a_gguf_llama_gives_the_logits_of_llama_cpp() {
     for prompt in &expected.prompts {
         let mut row = row(1, 0, &prompt.token_ids, &pages(1, prompt.token_ids.len()));
         let draw = row.draw.as_mut().unwrap();
-        draw.needs = Needs { entropy: true, top_k: 20, hidden: false };
+        draw.needs = Needs { entropy: true, top_k: 20, hidden: false, score: false };
         draw.logprobs = Some(1);
         let outputs = run(&mut runner, vec![row]);
         let RowOutput::Drawn(drawn) = &outputs[0] else { panic!("{outputs:?}") };

@@ -11,7 +11,7 @@ use tokenrouter_gpu::load::LoadOptions;
 use tokenrouter_gpu::ops::KvFormat;
 use tokenrouter_gpu::runner::Runner;
 
-const EVERYTHING: Needs = Needs { entropy: true, top_k: 7, hidden: true };
+const EVERYTHING: Needs = Needs { entropy: true, top_k: 7, hidden: true, score: false };
 
 fn runner() -> Runner<Cpu> {
     let options = LoadOptions { real_vocab: Some(140), ..options(2, KvFormat::F16) };

@@ -153,6 +153,7 @@ impl Ask {
         Job {
             prompt: Prompt::Ids(self.prompt()),
             target: self.only.map_or(Target::Routed, |model| Target::Only(ModelIdx(model as u8))),
+            routing: None,
             sampling: SamplingParams { seed: self.seed, ..SamplingParams::default() },
             stop: StopRules { max_tokens: Some(self.max), ..StopRules::default() },
             logprobs: None,

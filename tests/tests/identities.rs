@@ -74,7 +74,7 @@ fn problems(count: usize) -> Vec<String> {
 fn job(text: &str, target: Target, sampling: SamplingParams) -> Job {
     let ids = codec().encode(text, SpecialTokens::AsText).unwrap_or_else(|error| panic!("{error}"));
     let stop = StopRules { max_tokens: Some(OUTPUT_TOKENS), ..StopRules::default() };
-    Job { prompt: Prompt::Ids(ids), target, sampling, stop, logprobs: Some(3), entropy: true }
+    Job { prompt: Prompt::Ids(ids), target, routing: None, sampling, stop, logprobs: Some(3), entropy: true }
 }
 
 /// Greedy for even numbers, sampled in a different way for each odd one.

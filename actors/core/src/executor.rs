@@ -22,6 +22,8 @@ pub struct Needs {
     pub top_k: u16,
     /// The hidden row after the final norm.
     pub hidden: bool,
+    /// The score of the learned head that the executor carries.
+    pub score: bool,
 }
 
 impl Needs {
@@ -31,6 +33,7 @@ impl Needs {
             entropy: self.entropy || other.entropy,
             top_k: self.top_k.max(other.top_k),
             hidden: self.hidden || other.hidden,
+            score: self.score || other.score,
         }
     }
 }
@@ -118,6 +121,8 @@ pub struct Signals {
     pub top: Vec<(TokenId, f32)>,
     /// Hidden row after the final norm, `[hidden_size]`.
     pub hidden: Vec<f32>,
+    /// Score of the learned head, after its sigmoid: within 0 and 1.
+    pub score: Option<f32>,
 }
 
 /// Entropy of a next-token distribution.

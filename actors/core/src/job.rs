@@ -57,6 +57,8 @@ pub struct Job {
     pub prompt: Prompt,
     /// Who generates.
     pub target: Target,
+    /// Parameters of the routing algorithm for this request: a JSON object with the keys to change.
+    pub routing: Option<serde_json::Value>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
     /// When to stop.

@@ -122,6 +122,7 @@ impl Client {
             Target::Routed => true,
             Target::Only(model) => model.index() == index,
         });
+        let routing = self.overrides(job)?;
         let mut room = u32::MAX;
         for (_, model) in involved {
             let context_len = model.limits.context_len;
@@ -148,9 +149,21 @@ impl Client {
             stop_ids: job.stop.stop_ids.clone(),
             sampling: Arc::new(job.sampling.clone()),
             target: job.target,
+            routing,
             logprobs: job.logprobs,
             entropy: job.entropy,
         })
+    }
+
+    /// The routing parameters of a job as text, checked by the algorithm.
+    fn overrides(&self, job: &Job) -> Result<Option<String>, Refusal> {
+        let Some(overrides) = &job.routing else { return Ok(None) };
+        let invalid = |message: String| Refusal::Invalid { field: "routing", message };
+        if job.target != Target::Routed {
+            return Err(invalid("a request for a single model is not routed; ask for the routed model".into()));
+        }
+        self.place.server.algorithm.with(overrides).map_err(|error| invalid(error.to_string()))?;
+        Ok(Some(overrides.to_string()))
     }
 
     fn open(&mut self, spec: &RequestSpec, job: Job, sink: mpsc::Sender<Event>, ctx: &mut Context<Self>) {

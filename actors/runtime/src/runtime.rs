@@ -130,8 +130,11 @@ impl fmt::Debug for Server {
 impl Server {
     /// What follows a request: the algorithm, or nothing for a request that names one model.
     pub fn route_for(&self, spec: &RequestSpec) -> Box<dyn Route> {
+        // Overrides were checked when the request was accepted; one that does not parse here changes nothing.
+        let overrides = spec.routing.as_ref().and_then(|text| serde_json::from_str(text).ok());
+        let own = overrides.and_then(|overrides| self.algorithm.with(&overrides).ok());
         match spec.target {
-            Target::Routed => self.algorithm.start(),
+            Target::Routed => own.map_or_else(|| self.algorithm.start(), |algorithm| algorithm.start()),
             Target::Only(_) => Box::new(Stay { models: self.models.len() }),
         }
     }

@@ -133,6 +133,7 @@ impl Talking<'_> {
         let job = Job {
             prompt: chat_prompt(self.served, messages)?,
             target: self.served.target,
+            routing: None,
             sampling: generation.sampling(self.served.defaults),
             stop,
             logprobs: None,

@@ -54,6 +54,7 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     let job = Job {
         prompt: prompt(args, served, text)?,
         target: served.target,
+        routing: None,
         sampling: args.generation.sampling(served.defaults),
         stop: StopRules {
             max_tokens: args.generation.max_tokens,

@@ -63,6 +63,7 @@ pub fn algorithm(file: &LaunchFile) -> Result<Arc<dyn Algorithm>, ConfigError> {
                 file.error_at("router.models", format!("{error}; change router.models or router.algorithm"))
             }
             RoutingError::Param { name, message } => wrong_param(file, name, message),
+            RoutingError::Request { message } => file.error_at("router.params", message),
         }
     })
 }

@@ -31,6 +31,8 @@ pub struct RequestSpec {
     pub sampling: Arc<SamplingParams>,
     /// Who generates.
     pub target: Target,
+    /// Parameters of the routing algorithm for this request, as JSON text; checked at home.
+    pub routing: Option<String>,
     /// Log-probabilities to report.
     pub logprobs: Option<u8>,
     /// Report entropies.

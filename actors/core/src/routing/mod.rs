@@ -70,6 +70,12 @@ pub enum RoutingError {
         /// The number asked for.
         models: usize,
     },
+    /// A request asks for a parameter that cannot be changed, or not to this.
+    #[error("{message}")]
+    Request {
+        /// What is wrong and what would be right.
+        message: String,
+    },
     /// A parameter is unknown, of the wrong type or out of range.
     #[error("parameter of `{name}`: {message}")]
     Param {
@@ -122,6 +128,39 @@ pub trait Algorithm: Send + Sync + Debug {
 
     /// The value that follows one request at one model.
     fn start(&self) -> Box<dyn Route>;
+
+    /// The learned head that the executor of this model must carry, if `needs` asks for its score.
+    fn head(&self, _model: ModelIdx) -> Option<HeadSpec> {
+        None
+    }
+
+    /// This algorithm with other parameters for one request: an object with the keys to change.
+    ///
+    /// # Errors
+    /// [`RoutingError::Param`] naming the key and what is allowed. Default: nothing can be changed.
+    fn with(&self, overrides: &Value) -> Result<Box<dyn Algorithm>, RoutingError> {
+        let keys: Vec<&str> =
+            overrides.as_object().map_or_else(Vec::new, |map| map.keys().map(String::as_str).collect());
+        let message = format!("the server's algorithm takes no parameters per request (given: {})", keys.join(", "));
+        Err(RoutingError::Request { message })
+    }
+}
+
+/// A learned head: a small network, or one row of the output layer, that scores the step of a model on its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeadSpec {
+    /// A converted checkpoint (see `tokenrouter convert-router`), named as in the launch file.
+    Checkpoint {
+        /// The folder.
+        path: String,
+        /// Which network it must be: `r2r` or `citer`.
+        family: &'static str,
+    },
+    /// The logistic function of the logit of one token, which is never drawn. The token is named by its text.
+    Row {
+        /// Text of the token.
+        token: String,
+    },
 }
 
 /// Routing probabilities and commits: `p[i][j]` = a step of i hands control to j; `c[i][j]` = tokens committed then.

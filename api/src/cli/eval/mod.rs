@@ -196,6 +196,7 @@ async fn answer(evaluation: &Evaluation<'_>, runtime: &Runtime, problem: &Proble
     let job = Job {
         prompt,
         target: run.served.target,
+        routing: None,
         sampling: generation.sampling(run.served.defaults),
         stop: StopRules { max_tokens: Some(args.max_tokens), ..StopRules::default() },
         logprobs: None,

@@ -107,6 +107,7 @@ impl Generation {
         Job {
             prompt,
             target: place.target,
+            routing: None,
             sampling: SamplingParams {
                 temperature: own.temperature.unwrap_or(model.temperature),
                 top_k: own.top_k.unwrap_or(model.top_k),

@@ -69,10 +69,13 @@ prop_compose! {
         (eos, stop_ids) in (vec(any::<u32>(), 0..4), vec(any::<u32>(), 0..4)),
         sampling in sampling(),
         target in prop_oneof![Just(Target::Routed), model().prop_map(Target::Only)],
+        routing in prop::option::of(".{0,20}"),
         (logprobs, entropy) in any::<(Option<u8>, bool)>(),
     ) -> RequestSpec {
         let sampling = Arc::new(sampling);
-        RequestSpec { id, home, models, prompt_len, len_max, len_min, eos, stop_ids, sampling, target, logprobs, entropy }
+        RequestSpec {
+            id, home, models, prompt_len, len_max, len_min, eos, stop_ids, sampling, target, routing, logprobs, entropy,
+        }
     }
 }
 

@@ -98,9 +98,9 @@ impl Algorithm for PanicsAt {
 }
 
 impl Route for PanicsAt {
-    fn route(&mut self, step: &StepView<'_>) -> Decision {
+    fn route(&mut self, step: &StepView<'_>) -> Result<Decision, String> {
         assert_ne!(step.position(), self.0, "on order");
-        Decision { to: ModelIdx(1 - step.model.0), keep: true }
+        Ok(Decision { to: ModelIdx(1 - step.model.0), keep: true })
     }
 }
 

@@ -80,6 +80,9 @@ pub enum PeerError {
         /// The limit.
         limit: usize,
     },
+    /// The algorithm cannot take the message.
+    #[error("{0}")]
+    Routing(String),
 }
 
 impl PeerReq {

@@ -13,7 +13,7 @@ use crate::kv::{KvPool, KvShort};
 use crate::live::LiveNotes;
 use crate::peer::{PeerError, PeerReq};
 use crate::routing::{Handoff, Route, StepView};
-use body::{Body, fault_of};
+use body::{Body, checked};
 pub use spec::{Committed, RequestSpec};
 use std::sync::Arc;
 
@@ -208,9 +208,10 @@ impl Running {
             candidate: drawn.token,
             signals: &drawn.signals,
         });
-        if let Some(fault) = fault_of(&decision, body) {
-            return (None, self.fail(Failure::Routing(fault)));
-        }
+        let decision = match decision.and_then(|decision| checked(decision, body)) {
+            Ok(decision) => decision,
+            Err(fault) => return (None, self.fail(Failure::Routing(fault))),
+        };
         let token = decision.keep.then(|| body.accept(drawn));
         if token.as_ref().is_some_and(|token| token.finish.is_some()) {
             return (token, Settled::Done(self.body.end()));
@@ -253,7 +254,10 @@ impl Running {
     fn depart(mut self, to: ModelIdx, now: Time) -> Result<(Pending, Box<PeerReq>), (Box<Body>, String)> {
         let body = &mut self.body;
         let handoff = Handoff { request: body.spec.id, from: body.me, to, tokens: &body.tokens, known: &body.known };
-        let suffix = body.route.send(&handoff);
+        let suffix = match body.route.send(&handoff) {
+            Ok(suffix) => suffix,
+            Err(fault) => return Err((self.body, fault)),
+        };
         let len = body.tokens.len() as u32;
         if suffix.base > body.known[to.index()].min(len) {
             let (base, known) = (suffix.base, body.known[to.index()]);

@@ -17,11 +17,20 @@ use tokenrouter_core::request::{Pending, Queued, Seat};
 use tokenrouter_core::tombstones::Tombstones;
 use tracing::debug;
 
+/// A peer as it is reached and heard.
+#[derive(Debug)]
+pub struct Way {
+    /// To it.
+    pub link: Box<dyn Link>,
+    /// Whether frames come from it. Control goes only to a peer that could give it back.
+    pub heard: bool,
+}
+
 /// The actor.
 #[derive(Debug)]
 pub struct InterModel {
     place: Place,
-    links: Vec<Option<Box<dyn Link>>>,
+    ways: Vec<Option<Way>>,
     pending: HashMap<RequestId, Pending>,
     /// Homes of the requests that came from elsewhere and whose end is not known yet.
     visitors: HashMap<RequestId, ModelIdx>,
@@ -35,11 +44,11 @@ pub struct InterModel {
 }
 
 impl InterModel {
-    /// A bridge with links by model index (none to itself).
-    pub fn new(place: Place, links: Vec<Option<Box<dyn Link>>>) -> Self {
-        let models = links.len();
+    /// A bridge with ways by model index (none to itself).
+    pub fn new(place: Place, ways: Vec<Option<Way>>) -> Self {
+        let models = ways.len();
         InterModel {
-            links,
+            ways,
             pending: HashMap::new(),
             visitors: HashMap::new(),
             untold: Vec::new(),
@@ -55,8 +64,7 @@ impl InterModel {
     fn send(&mut self, to: ModelIdx, frame: PeerFrame) -> bool {
         self.sent = self.sent.next();
         let envelope = Envelope { from: self.place.me, stamp: self.sent, frame };
-        let link = self.links.get(to.index()).and_then(Option::as_ref);
-        match link.map(|link| link.send(envelope)) {
+        match self.way(to).map(|way| way.link.send(envelope)) {
             Some(Ok(())) => true,
             Some(Err(error)) => {
                 debug!(from = self.place.name(), %to, %error, "frame not sent");
@@ -64,6 +72,10 @@ impl InterModel {
             }
             None => false,
         }
+    }
+
+    fn way(&self, to: ModelIdx) -> Option<&Way> {
+        self.ways.get(to.index())?.as_ref()
     }
 
     /// Tells the home of a request that it cannot go on, now or when it can be reached.
@@ -91,8 +103,8 @@ impl InterModel {
     }
 
     fn broadcast(&mut self, frame: &PeerFrame) {
-        for index in 0..self.links.len() {
-            if self.links[index].is_some() {
+        for index in 0..self.ways.len() {
+            if self.ways[index].is_some() {
                 self.send(ModelIdx(index as u8), frame.clone());
             }
         }
@@ -108,7 +120,7 @@ impl InterModel {
         let (home, to) = (pending.home(), request.to);
         self.pending.insert(id, pending);
         request.live = self.live.notes();
-        if self.send(to, PeerFrame::Request(request)) {
+        if self.way(to).is_some_and(|way| way.heard) && self.send(to, PeerFrame::Request(request)) {
             self.said.hops[to.index()] += 1;
         } else if let Some(pending) = self.pending.remove(&id) {
             pending.release();
@@ -142,7 +154,10 @@ impl InterModel {
                 self.place.post(&self.place.children.batcher, Enqueue(vec![queued]));
             }
             Err(error) => {
-                let failure = Failure::Internal(format!("message to model {}: {error}", self.place.name()));
+                let failure = match error {
+                    PeerError::Routing(fault) => Failure::Routing(fault),
+                    error => Failure::Internal(format!("message to model {}: {error}", self.place.name())),
+                };
                 // The sender keeps state of it too, and may reach a home that is out of reach from here.
                 if message.from != message.home {
                     self.send(message.from, PeerFrame::Failed(id, failure.clone()));
@@ -212,6 +227,18 @@ impl InterModel {
         }
     }
 
+    /// Whatever the peer said before has arrived or never will: nothing of it may be waited for. It may count its
+    /// frames from anywhere, because its connection keeps their order.
+    fn heard(&mut self, peer: ModelIdx) {
+        self.lose(peer, "was lost");
+        let ways = self.ways.get_mut(peer.index()).and_then(Option::as_mut);
+        if let (Some(way), Some(seen)) = (ways, self.seen.get_mut(peer.index())) {
+            (way.heard, *seen) = (true, Stamp::default());
+            way.link.wake();
+        }
+        self.send(peer, PeerFrame::Live(self.live.notes()));
+    }
+
     fn frame(&mut self, envelope: Envelope) {
         let from = envelope.from;
         match self.seen.get_mut(from.index()) {
@@ -241,7 +268,8 @@ impl InterModel {
 
     fn say(&mut self) {
         self.said.pending = self.pending.len() as u32;
-        self.said.reached = self.links.iter().map(|link| link.as_ref().is_none_or(|link| link.is_up())).collect();
+        let connected = |way: &Option<Way>| way.as_ref().is_none_or(|way| way.heard && way.link.is_up());
+        self.said.connected = self.ways.iter().map(connected).collect();
         self.place.board.post(self.place.me, Role::InterModel, Snapshot::InterModel(self.said.clone()));
     }
 }
@@ -296,18 +324,13 @@ impl Handler<LinkEvent> for InterModel {
     fn handle(&mut self, event: LinkEvent, _: &mut Self::Context) {
         match event {
             LinkEvent::Reached(peer) => self.reached(peer),
-            LinkEvent::Heard(peer) => {
-                if let Some(Some(link)) = self.links.get(peer.index()) {
-                    link.wake();
-                }
-                self.send(peer, PeerFrame::Live(self.live.notes()));
-            }
-            LinkEvent::Lost(peer) => {
-                // A peer that comes back may count from anywhere: its connections keep the order.
-                if let Some(seen) = self.seen.get_mut(peer.index()) {
-                    *seen = Stamp::default();
-                }
+            LinkEvent::Unreached(peer) => self.lose(peer, "was lost"),
+            LinkEvent::Heard(peer) => self.heard(peer),
+            LinkEvent::Unheard(peer) => {
                 self.lose(peer, "was lost");
+                if let Some(Some(way)) = self.ways.get_mut(peer.index()) {
+                    way.heard = false;
+                }
             }
         }
         self.say();

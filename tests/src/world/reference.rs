@@ -28,6 +28,7 @@ pub fn tell(language: &Language, skills: &[Skill], algorithm: &dyn Algorithm, re
             candidate,
             signals: &signals(wants, unsure),
         });
+        let decision = decision.expect("the algorithm decides");
         if decision.keep {
             tokens.push(candidate);
             told.push((candidate, active));

@@ -121,17 +121,17 @@ impl Body {
     }
 }
 
-/// What is wrong with a decision, if anything.
-pub(super) fn fault_of(decision: &Decision, body: &Body) -> Option<String> {
-    let Decision { to, keep } = *decision;
+/// The decision, or what is wrong with it.
+pub(super) fn checked(decision: Decision, body: &Body) -> Result<Decision, String> {
+    let Decision { to, keep } = decision;
     if to.0 >= body.spec.models {
-        return Some(format!("the algorithm chose model {to} of {}", body.spec.models));
+        return Err(format!("the algorithm chose model {to} of {}", body.spec.models));
     }
     if to == body.me && !keep {
-        return Some(format!("the algorithm stays at model {to} without keeping the token"));
+        return Err(format!("the algorithm stays at model {to} without keeping the token"));
     }
     if to != body.me && !keep && body.barren >= BARREN_HOPS_MAX {
-        return Some("two hops in a row committed no token".into());
+        return Err("two hops in a row committed no token".into());
     }
-    None
+    Ok(decision)
 }

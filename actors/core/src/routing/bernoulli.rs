@@ -121,7 +121,7 @@ impl Algorithm for Bernoulli {
 }
 
 impl Route for Bernoulli {
-    fn route(&mut self, step: &StepView<'_>) -> Decision {
+    fn route(&mut self, step: &StepView<'_>) -> Result<Decision, String> {
         let own = step.model.index();
         let seed = rng::mix(step.seed ^ (own as u64 + 1));
         let draw = rng::unit(seed, step.position(), Stream::Owner);
@@ -133,6 +133,6 @@ impl Route for Bernoulli {
         });
         // Rounding may leave the sum a hair below 1: the draw then falls to the last model with a chance.
         let to = hit.or_else(|| row.iter().rposition(|&chance| chance > 0.0)).unwrap_or(own);
-        Decision { to: ModelIdx(to as u8), keep: self.0.keep[own][to] }
+        Ok(Decision { to: ModelIdx(to as u8), keep: self.0.keep[own][to] })
     }
 }

@@ -225,12 +225,18 @@ pub struct Handoff<'a> {
 /// Follows one request at one model.
 pub trait Route: Send + Debug {
     /// Decides after a step of this model.
-    fn route(&mut self, step: &StepView<'_>) -> Decision;
+    ///
+    /// # Errors
+    /// Why there is no decision; the request fails with it, and no other.
+    fn route(&mut self, step: &StepView<'_>) -> Result<Decision, String>;
 
     /// Chooses what the peer is sent: where the suffix starts and a private note. Default: exactly what the peer has
     /// not seen, and no note.
-    fn send(&mut self, handoff: &Handoff<'_>) -> Suffix {
-        Suffix { base: handoff.known[handoff.to.index()], ext: Vec::new() }
+    ///
+    /// # Errors
+    /// Why nothing can be sent; the request fails with it.
+    fn send(&mut self, handoff: &Handoff<'_>) -> Result<Suffix, String> {
+        Ok(Suffix { base: handoff.known[handoff.to.index()], ext: Vec::new() })
     }
 
     /// Takes what a peer sent. Default: append, trim overlap, refuse gaps.
@@ -270,7 +276,7 @@ mod tests {
             candidate: 6,
             signals: &signals,
         };
-        let Decision { to, keep } = algorithm.start().route(&step);
+        let Decision { to, keep } = algorithm.start().route(&step).unwrap();
         (to.0, keep)
     }
 
@@ -300,7 +306,7 @@ mod tests {
                 candidate: 0,
                 signals: &signals,
             };
-            left += u32::from(algorithm.start().route(&step).to == ModelIdx(1));
+            left += u32::from(algorithm.start().route(&step).unwrap().to == ModelIdx(1));
         }
         let expected = 0.35 * 20_000.0;
         let sigma = (20_000.0f64 * 0.35 * 0.65).sqrt();

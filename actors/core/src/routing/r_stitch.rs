@@ -69,14 +69,14 @@ impl Algorithm for RStitch {
 }
 
 impl Route for RStitch {
-    fn route(&mut self, step: &StepView<'_>) -> Decision {
+    fn route(&mut self, step: &StepView<'_>) -> Result<Decision, String> {
         // An executor never reports a row without its entropy or with one that is not a number; should one do so, the
         // large model is the safe side.
         let sure = step.signals.entropy.is_some_and(|entropy| entropy.normalised() <= self.threshold);
-        match (step.model, sure) {
+        Ok(match (step.model, sure) {
             (SMALL, false) => Decision { to: LARGE, keep: false },
             (_, false) => Decision { to: LARGE, keep: true },
             (_, true) => Decision { to: SMALL, keep: true },
-        }
+        })
     }
 }

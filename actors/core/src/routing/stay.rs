@@ -48,7 +48,7 @@ impl Algorithm for Stay {
 }
 
 impl Route for Stay {
-    fn route(&mut self, step: &StepView<'_>) -> Decision {
-        Decision { to: step.model, keep: true }
+    fn route(&mut self, step: &StepView<'_>) -> Result<Decision, String> {
+        Ok(Decision { to: step.model, keep: true })
     }
 }

@@ -165,7 +165,7 @@ mod tests {
                 let (left, right) = (format!("x {}{space}", &token[..cut]), format!("{space}{} y", &token[cut..]));
                 let joined = guard().escape_fragment(&left).trim().to_owned() + guard().escape_fragment(&right).trim();
                 assert!(!joined.contains(token), "{joined:?}");
-                let literal = token[..cut].to_owned() + &guard().escape_fragment(&right).trim();
+                let literal = token[..cut].to_owned() + guard().escape_fragment(&right).trim();
                 assert!(!literal.contains(token), "{literal:?}");
                 let literal = guard().escape_fragment(&left).trim().to_owned() + &token[cut..];
                 assert!(!literal.contains(token), "{literal:?}");

@@ -15,7 +15,7 @@ from model import forward, load_model
 from problems import prompt_text
 from rows import EOS
 
-TAUS = (0.10, 0.06, 0.02, 0.005)
+TAUS = (0.10, 0.06, 0.05, 0.02, 0.005)
 ROOM = 192  # tokens of prompt and answer together
 
 

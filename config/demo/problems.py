@@ -40,72 +40,87 @@ TEMPLATES = [
     Template(
         "s=a+b d=s-c",
         "{n} has {a} {o}. {n} buys {b} more and then gives {c} to {m}. How many {o} does {n} have left?",
-        "{n} starts with {a} {o} and buys {b} more, so now {n} has {S} {o}. After giving {c} of them to {m}, {n} still has {D} {o} left.",
+        "{n} starts with {a} {o} and buys {b} more, so now {n} has {S} {o}. After giving {c} of them to {m}, "
+        "{n} still has {D} {o} left.",
     ),
     Template(
         "s=a-b d=s+c",
         "{n} has {a} {o} and loses {b} of them. Later {m} brings {c} more. How many {o} does {n} have now?",
-        "{n} has {a} {o} at first and loses {b} of them, so there are {S} {o} left. Then {m} brings {c} more, and now {n} has {D} {o} in all.",
+        "{n} has {a} {o} at first and loses {b} of them, so there are {S} {o} left. Then {m} brings {c} "
+        "more, and now {n} has {D} {o} in all.",
     ),
     Template(
         "s=a*b d=s+c",
         "{n} fills {a} {k} with {b} {o} each and has {c} {o} left over. How many {o} does {n} have?",
-        "There are {a} {k} with {b} {o} in each of them, which makes {S} {o} in the {k}. Together with the {c} left over, {n} has {D} {o}.",
+        "There are {a} {k} with {b} {o} in each of them, which makes {S} {o} in the {k}. Together with the "
+        "{c} left over, {n} has {D} {o}.",
     ),
     Template(
         "s=a*b d=s-c",
         "{n} packs {a} {k} with {b} {o} each. {m} takes {c} of the {o} away. How many {o} are left?",
-        "In the {a} {k} with {b} {o} each there are {S} {o} to begin with. Then {m} takes {c} of them away, so in the end {D} {o} are left.",
+        "In the {a} {k} with {b} {o} each there are {S} {o} to begin with. Then {m} takes {c} of them away, "
+        "so in the end {D} {o} are left.",
     ),
     Template(
         "s=a+b t=s+c d=t-e",
-        "A {p} sells {a} {o} on Monday, {b} on Tuesday and {c} on Friday. Then {e} are brought back. How many {o} stay sold?",
-        "On Monday and Tuesday the {p} sells {S} {o}. With the {o} of Friday that makes {T} {o}. Of these {e} are brought back, so {D} {o} stay sold.",
+        "A {p} sells {a} {o} on Monday, {b} on Tuesday and {c} on Friday. Then {e} are brought back. How "
+        "many {o} stay sold?",
+        "On Monday and Tuesday the {p} sells {S} {o}. With the {o} of Friday that makes {T} {o}. Of these "
+        "{e} are brought back, so {D} {o} stay sold.",
     ),
     Template(
         "s=a-b d=s-c",
         "{n} has {a} {u}. {n} pays {b} {u} for {o} and {c} {u} for a coat. How many {u} are left?",
-        "First {n} pays {b} of the {a} {u} for the {o}, which leaves {S} {u}. After that {n} pays for the coat, and so there are {D} {u} left.",
+        "First {n} pays {b} of the {a} {u} for the {o}, which leaves {S} {u}. After that {n} pays for the "
+        "coat, and so there are {D} {u} left.",
     ),
     Template(
         "s=a+b d=s+c",
         "The {z} has {a} visitors on Friday, {b} on Saturday and {c} on Sunday. How many visitors come in all?",
-        "On Friday and Saturday the {z} has {S} visitors. When we add the visitors of Sunday as well, we find that {D} visitors come to the {z} in all.",
+        "On Friday and Saturday the {z} has {S} visitors. When we add the visitors of Sunday as well, we "
+        "find that {D} visitors come to the {z} in all.",
     ),
     Template(
         "s=a+b d=s-c",
         "{n} finds {a} {o} and {m} finds {b}. They put them together and {c} of them break. How many {o} remain?",
-        "Together {n} and {m} find {S} {o}. When {c} of them break, the number of {o} that remain for {n} and {m} is {D}.",
+        "Together {n} and {m} find {S} {o}. When {c} of them break, the number of {o} that remain for {n} "
+        "and {m} is {D}.",
     ),
     Template(
         "s=a-b d=a+s",
         "{n} has {a} {o} and {m} has {b} fewer. How many {o} do they have together?",
-        "We know that {m} has {b} {o} fewer than {n}, so {m} has {S} {o}. To find how many they have together we add both, and that makes {D} {o}.",
+        "We know that {m} has {b} {o} fewer than {n}, so {m} has {S} {o}. To find how many they have "
+        "together we add both, and that makes {D} {o}.",
     ),
     Template(
         "s=a+b d=a+s",
         "{n} has {a} {u} and {m} has {b} {u} more. How many {u} do they have together?",
-        "We know that {m} has {b} {u} more than {n}, so {m} has {S} {u}. To find how many they have together we add both, and that makes {D} {u}.",
+        "We know that {m} has {b} {u} more than {n}, so {m} has {S} {u}. To find how many they have together "
+        "we add both, and that makes {D} {u}.",
     ),
     Template(
         "s=a*b d=c-s",
         "{n} has {c} {u} and buys {a} {o} for {b} {u} each. How many {u} does {n} have left?",
-        "The {a} {o} cost {b} {u} each, so {n} pays {S} {u} for all of them. When we take this from the money, we see that {n} has {D} {u} left.",
+        "The {a} {o} cost {b} {u} each, so {n} pays {S} {u} for all of them. When we take this from the "
+        "money, we see that {n} has {D} {u} left.",
     ),
     Template(
         "s=a*b t=c*e d=s+t",
         "{n} buys {a} {k} of {b} {o} and {m} buys {c} {k} of {e} {o}. How many {o} do they buy in all?",
-        "In the {k} of {n} there are {S} {o}. In the {k} of {m} there are {T} {o}. So the number of {o} that they buy in all is {D}.",
+        "In the {k} of {n} there are {S} {o}. In the {k} of {m} there are {T} {o}. So the number of {o} that "
+        "they buy in all is {D}.",
     ),
     Template(
         "s=a+b d=c-s",
         "A train has {c} seats. At the {z} {a} people get on and at the {p} {b} more. How many seats are free?",
-        "At the {z} and at the {p} together {S} people get on the train. Each of them takes one of the seats, so {D} seats are still free.",
+        "At the {z} and at the {p} together {S} people get on the train. Each of them takes one of the "
+        "seats, so {D} seats are still free.",
     ),
     Template(
         "s=a-b t=s+c d=t-e",
         "A {p} has {a} {o} and sells {b}. Then {c} new ones come in and {e} break. How many {o} remain?",
-        "After selling {b} of the {o} the {p} has {S} {o}. With the new ones there are {T} {o}. Then {e} of them break, so {D} {o} remain.",
+        "After selling {b} of the {o} the {p} has {S} {o}. With the new ones there are {T} {o}. Then {e} of "
+        "them break, so {D} {o} remain.",
     ),
 ]
 

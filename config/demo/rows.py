@@ -86,7 +86,7 @@ class RowMaker:
         return ids, (answer + [False] * length)[:length]
 
     def result_digits(self, ids: np.ndarray) -> np.ndarray:
-        """Mask of the digits that follow ` = `, and of the token that ends each of those numbers."""
+        """Mask of the digits that follow ` = `."""
         digit = np.isin(ids, self.digits)
         result = np.zeros(ids.shape, bool)
         for column in range(2, ids.shape[1]):

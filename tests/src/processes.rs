@@ -123,6 +123,7 @@ impl Executor for Slow {
         self.inner.limits()
     }
 
+    #[allow(clippy::disallowed_methods, reason = "a slow device blocks its own thread and nobody else's")]
     fn step(&mut self, step: &Step) -> Result<StepOutput, ExecutorError> {
         if !self.step.is_zero() {
             std::thread::sleep(self.step);
@@ -171,10 +172,11 @@ pub struct Heard {
     pub end: Result<FinishReason, Failure>,
 }
 
-/// Whether all peers of this process can be reached.
+/// Whether all peers of this process are connected to it, both ways.
 pub fn is_connected(runtime: &Runtime) -> bool {
     let here = runtime.snapshot().models.into_iter().filter(|model| model.elsewhere.is_none());
-    here.map(|model| model.inter_model.reached).all(|reached| !reached.is_empty() && reached.iter().all(|&up| up))
+    here.map(|model| model.inter_model.connected)
+        .all(|connected| !connected.is_empty() && connected.iter().all(|&up| up))
 }
 
 /// Why a process is not at rest, if it is not: something of a request is left.

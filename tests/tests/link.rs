@@ -3,6 +3,7 @@
 
 use actix_rt::task::JoinHandle;
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -227,42 +228,53 @@ impl Wire {
     }
 }
 
-/// Two processes that see each other through wires.
-struct Pair {
+/// Processes that see each other through wires.
+struct Mesh {
     town: Town,
-    left: Runtime,
-    right: Runtime,
-    to_left: Wire,
-    to_right: Wire,
+    processes: Vec<Runtime>,
+    /// By who sees and who is seen.
+    wires: BTreeMap<(usize, usize), Wire>,
     _folder: Folder,
 }
 
-impl Pair {
+impl Mesh {
     async fn start(name: &str, homes: &[usize], step: Duration) -> Self {
         let folder = Folder::new(name);
-        let [left, right] = ["left", "right"].map(|name| folder.socket(name));
-        let [seen_left, seen_right] = ["seen-left", "seen-right"].map(|name| folder.socket(name));
         let town = Town::restless(homes, step);
-        let to_left = Wire::new(&seen_left, &left);
-        let to_right = Wire::new(&seen_right, &right);
-        let [left, right] = [(0, [left, seen_right]), (1, [seen_left, right])]
-            .map(|(me, addresses)| start(town.spec(me, &addresses)).expect("it starts"));
-        connected(&[&left, &right]).await;
-        Pair { town, left, right, to_left, to_right, _folder: folder }
+        let count = 1 + homes.iter().max().expect("a model");
+        let own: Vec<Address> = (0..count).map(|process| folder.socket(&process.to_string())).collect();
+        let mut wires = BTreeMap::new();
+        let processes: Vec<Runtime> = (0..count)
+            .map(|me| {
+                let mut seen = own.clone();
+                for peer in (0..count).filter(|&peer| peer != me) {
+                    seen[peer] = folder.socket(&format!("{me}-{peer}"));
+                    wires.insert((me, peer), Wire::new(&seen[peer], &own[peer]));
+                }
+                start(town.spec(me, &seen)).expect("it starts")
+            })
+            .collect();
+        let mesh = Mesh { town, processes, wires, _folder: folder };
+        connected(&mesh.all()).await;
+        mesh
+    }
+
+    fn all(&self) -> Vec<&Runtime> {
+        self.processes.iter().collect()
     }
 
     async fn serves(&self, seeds: std::ops::Range<u64>) {
         for seed in seeds {
             let ask = Ask { seed, max: 30, only: None };
-            let heard = ended(actix_rt::spawn(follow(self.left.clone(), ask, |_| {}))).await;
+            let heard = ended(actix_rt::spawn(follow(self.processes[0].clone(), ask, |_| {}))).await;
             assert_eq!(heard.end, Ok(FinishReason::Length), "{ask:?}");
             check(&self.town, ask, &heard);
         }
     }
 
     async fn ends(self) {
-        at_rest(&[&self.left, &self.right]).await;
-        stop(&[&self.left, &self.right]).await;
+        at_rest(&self.all()).await;
+        stop(&self.all()).await;
     }
 }
 
@@ -299,49 +311,47 @@ fn assert_lost(heard: &Heard, model: &str) {
 }
 
 /// A cut in the middle of many requests, while one that stays at home goes on beside them.
-fn check_cut(name: &'static str, cut: fn(&Pair)) {
+fn check_cut(name: &'static str, cut: fn(&Mesh)) {
     on_sockets(|| async move {
-        let pair = Pair::start(name, &[0, 1], Duration::from_millis(1)).await;
+        let mesh = Mesh::start(name, &[0, 1], Duration::from_millis(1)).await;
         let asks: Vec<Ask> = (0..8).map(long).collect();
-        let routed = under_way(&pair.left, &asks).await;
+        let routed = under_way(&mesh.processes[0], &asks).await;
         let alone = Ask { seed: 99, max: 300, only: Some(0) };
-        let beside = under_way(&pair.left, &[alone]).await;
-        cut(&pair);
+        let beside = under_way(&mesh.processes[0], &[alone]).await;
+        cut(&mesh);
         for (task, &ask) in routed.into_iter().zip(&asks) {
             let heard = ended(task).await;
             assert_lost(&heard, "model-");
-            check(&pair.town, ask, &heard);
+            check(&mesh.town, ask, &heard);
         }
         for task in beside {
             let heard = ended(task).await;
             assert_eq!(heard.end, Ok(FinishReason::Length));
-            check(&pair.town, alone, &heard);
+            check(&mesh.town, alone, &heard);
         }
-        at_rest(&[&pair.left, &pair.right]).await;
-        pair.to_left.set_open(true);
-        pair.to_right.set_open(true);
-        connected(&[&pair.left, &pair.right]).await;
-        pair.serves(0..10).await;
-        pair.ends().await;
+        at_rest(&mesh.all()).await;
+        mesh.wires.values().for_each(|wire| wire.set_open(true));
+        connected(&mesh.all()).await;
+        mesh.serves(0..10).await;
+        mesh.ends().await;
     });
 }
 
 #[test]
 fn a_cut_both_ways_ends_what_was_under_way() {
-    check_cut("cut-both", |pair| {
-        pair.to_left.cut();
-        pair.to_right.cut();
+    check_cut("cut-both", |mesh| {
+        mesh.wires.values().for_each(Wire::cut);
     });
 }
 
 #[test]
 fn a_cut_on_the_way_out_ends_what_was_under_way() {
-    check_cut("cut-out", |pair| pair.to_right.cut());
+    check_cut("cut-out", |mesh| mesh.wires[&(0, 1)].cut());
 }
 
 #[test]
 fn a_cut_on_the_way_back_ends_what_was_under_way() {
-    check_cut("cut-back", |pair| pair.to_left.cut());
+    check_cut("cut-back", |mesh| mesh.wires[&(1, 0)].cut());
 }
 
 /// The peer stays away for a while.
@@ -350,8 +360,8 @@ fn an_absence_ends_what_was_under_way() {
     check_cut("cut-away", away);
 }
 
-fn away(pair: &Pair) {
-    for wire in [&pair.to_left, &pair.to_right] {
+fn away(mesh: &Mesh) {
+    for wire in mesh.wires.values() {
         wire.set_open(false);
         wire.cut();
     }
@@ -360,59 +370,64 @@ fn away(pair: &Pair) {
 #[test]
 fn requests_that_need_a_peer_fail_while_it_is_away() {
     on_sockets(|| async {
-        let pair = Pair::start("away", &[0, 1], Duration::ZERO).await;
-        away(&pair);
-        until("the absence is seen", || match is_connected(&pair.left) {
+        let mesh = Mesh::start("away", &[0, 1], Duration::ZERO).await;
+        away(&mesh);
+        until("the absence is seen", || match is_connected(&mesh.processes[0]) {
             false => Ok(()),
             true => Err("still connected".to_owned()),
         })
         .await;
         for seed in 0..20 {
-            let heard = ended(actix_rt::spawn(follow(pair.left.clone(), long(seed), |_| {}))).await;
+            let heard = ended(actix_rt::spawn(follow(mesh.processes[0].clone(), long(seed), |_| {}))).await;
             assert_lost(&heard, "model-1");
-            check(&pair.town, long(seed), &heard);
+            check(&mesh.town, long(seed), &heard);
         }
-        pair.ends().await;
+        mesh.ends().await;
     });
 }
 
 /// Cuts at random moments of a random load: every request ends, none says anything wrong, nothing is left.
-#[test]
-fn random_cuts_leave_nothing_behind() {
-    on_sockets(|| async {
-        let pair = Pair::start("cut-random", &[0, 1, 1], Duration::from_micros(200)).await;
+fn check_random_cuts(name: &'static str, homes: &'static [usize], rounds: u64) {
+    on_sockets(|| async move {
+        let mesh = Mesh::start(name, homes, Duration::from_micros(200)).await;
         let (mut failed, mut finished) = (0, 0);
-        for round in 0..25u64 {
+        for round in 0..rounds {
             let asks: Vec<Ask> = (0..6).map(|index| Ask { max: 150, ..long(mix(round * 6 + index)) }).collect();
-            let tasks = under_way(&pair.left, &asks[..3]).await;
+            let tasks = under_way(&mesh.processes[0], &asks[..3]).await;
             let more: Vec<_> =
-                asks[3..].iter().map(|&ask| actix_rt::spawn(follow(pair.left.clone(), ask, |_| {}))).collect();
-            // How far the requests get before the cut is up to the seed.
-            let spins = mix(round) % 40;
-            for _ in 0..spins {
+                asks[3..].iter().map(|&ask| actix_rt::spawn(follow(mesh.processes[0].clone(), ask, |_| {}))).collect();
+            // How far the requests get before the cut, and what is cut, is up to the seed.
+            for _ in 0..mix(round) % 40 {
                 tokio::task::yield_now().await;
             }
-            if round % 3 != 0 {
-                pair.to_right.cut();
-            }
-            if round % 3 != 1 {
-                pair.to_left.cut();
-            }
+            let cuts = 1 + (mix(round) >> 8) % ((1 << mesh.wires.len()) - 1);
+            let cut = mesh.wires.values().enumerate().filter(|(index, _)| cuts >> index & 1 == 1);
+            cut.for_each(|(_, wire)| wire.cut());
             for (task, &ask) in tasks.into_iter().chain(more).zip(&asks) {
                 let heard = ended(task).await;
-                check(&pair.town, ask, &heard);
+                check(&mesh.town, ask, &heard);
                 match heard.end {
                     Ok(_) => finished += 1,
                     Err(_) => failed += 1,
                 }
             }
-            at_rest(&[&pair.left, &pair.right]).await;
-            connected(&[&pair.left, &pair.right]).await;
+            at_rest(&mesh.all()).await;
+            connected(&mesh.all()).await;
         }
-        assert!(failed > 20, "{failed} failed, {finished} finished: the cuts came too late");
-        pair.serves(0..10).await;
-        pair.ends().await;
+        assert!(failed > rounds, "{failed} failed, {finished} finished: the cuts came too late");
+        mesh.serves(0..10).await;
+        mesh.ends().await;
     });
+}
+
+#[test]
+fn random_cuts_between_two_processes_leave_nothing_behind() {
+    check_random_cuts("cut-two", &[0, 1, 1], 20);
+}
+
+#[test]
+fn random_cuts_between_three_processes_leave_nothing_behind() {
+    check_random_cuts("cut-three", &[0, 1, 2], 20);
 }
 
 /// A process of its own; killed when it is dropped.

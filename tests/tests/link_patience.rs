@@ -148,7 +148,7 @@ fn check_stalled(name: &str, bytes: usize, frames_max: usize) {
         assert!(taken > frames_max as u64 / 4, "{taken} frames were taken");
         link.send(frame(taken, 1)).expect_err("nothing follows a gap");
         let begin = Instant::now();
-        assert_eq!(events.recv().await, Some(LinkEvent::Lost(TO)));
+        assert_eq!(events.recv().await, Some(LinkEvent::Unreached(TO)));
         assert!((PATIENCE / 2..PATIENCE * 2).contains(&begin.elapsed()), "{:?}", begin.elapsed());
         drop(stalled);
         // The next connection starts with an empty queue.

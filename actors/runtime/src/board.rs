@@ -148,8 +148,8 @@ pub struct InterModelSnapshot {
     pub catchup_tokens: u64,
     /// Time they were away.
     pub away: Duration,
-    /// Which peers can be reached now, by model index; itself always.
-    pub reached: Vec<bool>,
+    /// Which peers are connected, both ways, by model index; itself always.
+    pub connected: Vec<bool>,
     /// Frames dropped because they were late, repeated or unknown.
     pub dropped_frames: u64,
 }

@@ -123,12 +123,14 @@ pub struct Frame(pub Envelope);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Message)]
 #[rtype(result = "()")]
 pub enum LinkEvent {
-    /// Frames reach this peer now.
+    /// Frames reach this peer from now on.
     Reached(ModelIdx),
-    /// Frames come from this peer now.
+    /// The connection to this peer has ended; frames that were sent may be lost.
+    Unreached(ModelIdx),
+    /// Frames come from this peer from now on; any that it sent before may be lost.
     Heard(ModelIdx),
-    /// Frames to or from this peer are lost: what it or we believe of each other's requests may be wrong.
-    Lost(ModelIdx),
+    /// The connection from this peer has ended.
+    Unheard(ModelIdx),
 }
 
 /// Client -> InterModel -> Decode -> Batcher (and all peers): the request has ended; drop what is held for it.

@@ -7,8 +7,7 @@ use crate::client::Client;
 use crate::clock::Clock;
 use crate::decode::Decode;
 use crate::gpu_executor::Seat;
-use crate::inter_model::InterModel;
-use crate::link::Link;
+use crate::inter_model::{InterModel, Way};
 use crate::link::identity::Identity;
 use crate::link::local::{Directory, Local};
 use crate::link::socket::{Ends, Socket};
@@ -136,6 +135,8 @@ pub struct Subserver {
     seat: Seat,
     /// To peers in other processes, by model index; they outlive the children.
     sockets: Vec<Option<Socket>>,
+    /// Which of them are connected to this subserver.
+    heard: Vec<bool>,
     directory: Directory,
     clock: Clock,
     board: Board,
@@ -158,6 +159,7 @@ impl Subserver {
             server,
             seat,
             sockets: Vec::new(),
+            heard: Vec::new(),
             directory,
             clock,
             board,
@@ -193,7 +195,7 @@ impl Subserver {
         contexts.0.run(Client::new(place.clone()));
         contexts.1.run(Batcher::new(place.clone(), policy));
         contexts.2.run(Decode::new(place.clone(), executor, self.epoch));
-        contexts.3.run(InterModel::new(place, self.links()));
+        contexts.3.run(InterModel::new(place, self.ways()));
         self.children = Some(children);
     }
 
@@ -209,18 +211,19 @@ impl Subserver {
             Some(socket)
         };
         self.sockets = self.server.models.iter().enumerate().map(socket).collect();
+        self.heard = vec![false; self.sockets.len()];
     }
 
-    fn links(&self) -> Vec<Option<Box<dyn Link>>> {
-        let reach = |index: usize| -> Option<Box<dyn Link>> {
+    fn ways(&self) -> Vec<Option<Way>> {
+        let way = |(index, socket): (usize, &Option<Socket>)| {
             let to = ModelIdx(index as u8);
-            match self.sockets.get(index).cloned().flatten() {
-                Some(socket) => Some(Box::new(socket)),
-                None if to == self.me => None,
-                None => Some(Box::new(Local { directory: Arc::clone(&self.directory), to })),
+            let local = || Box::new(Local { directory: Arc::clone(&self.directory), to });
+            match socket.clone() {
+                Some(socket) => Some(Way { link: Box::new(socket), heard: self.heard[index] }),
+                None => (to != self.me).then(|| Way { link: local(), heard: true }),
             }
         };
-        (0..self.server.models.len()).map(reach).collect()
+        self.sockets.iter().enumerate().map(way).collect()
     }
 
     /// Hands something from a peer to InterModel. What cannot be delivered would be missed for ever, so the children
@@ -323,6 +326,11 @@ impl Handler<LinkEvent> for Subserver {
     type Result = ();
 
     fn handle(&mut self, event: LinkEvent, ctx: &mut Self::Context) {
+        match event {
+            LinkEvent::Heard(peer) => self.heard[peer.index()] = true,
+            LinkEvent::Unheard(peer) => self.heard[peer.index()] = false,
+            LinkEvent::Reached(_) | LinkEvent::Unreached(_) => {}
+        }
         self.pass(event, ctx);
     }
 }

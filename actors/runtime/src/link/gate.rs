@@ -1,6 +1,6 @@
 //! Where peers in other processes come in: accepts connections, checks who speaks and what, and hands frames to the
 //! subserver addressed. Owner: of every incoming connection. Invariant: a subserver hears `Heard`, then frames, then
-//! `Lost` of a connection, and of two connections from the same peer never the earlier one's frames after the later.
+//! `Unheard` of a connection, and of two connections from the same peer never the earlier one's frames after the later.
 
 use super::Address;
 use super::check::Bounds;
@@ -156,7 +156,7 @@ impl House {
         };
         let Hello { from, to, .. } = hello;
         if self.take_over(guest, (from, to)) {
-            subserver.send(LinkEvent::Lost(from)).await.ok();
+            subserver.send(LinkEvent::Unheard(from)).await.ok();
         }
         subserver.send(LinkEvent::Heard(from)).await.ok();
         let bounds = Bounds::new(&self.server, from, to);
@@ -166,7 +166,7 @@ impl House {
         };
         info!(%from, %to, %end, "a peer's connection ended");
         self.guests.borrow_mut().speaking.retain(|_, speaker| *speaker != guest);
-        subserver.send(LinkEvent::Lost(from)).await.ok();
+        subserver.send(LinkEvent::Unheard(from)).await.ok();
     }
 
     /// This connection speaks for the pair from now on; returns whether another was in its place, which is cut.

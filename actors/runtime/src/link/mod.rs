@@ -1,5 +1,5 @@
 //! How InterModel reaches a peer. Owner: one link per peer. Invariant: frames arrive in the order sent, or not at all;
-//! when any are lost both sides are told so ([`crate::messages::LinkEvent::Lost`]).
+//! when any are lost both sides are told so ([`crate::messages::LinkEvent`]).
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub trait Link: Send + fmt::Debug {
     /// [`LinkDown`] when the peer cannot be reached; the frame is lost then and the caller must act on it.
     fn send(&self, envelope: Envelope) -> Result<(), LinkDown>;
 
-    /// Whether the peer can be reached now.
+    /// Whether frames reach the peer now.
     fn is_up(&self) -> bool {
         true
     }

@@ -214,7 +214,7 @@ impl Dialler {
             let (was_up, lost) = lane.end();
             drop(lane);
             if was_up || lost || !waiting.frames.is_empty() {
-                self.tell(LinkEvent::Lost(self.ends.to)).await;
+                self.tell(LinkEvent::Unreached(self.ends.to)).await;
             }
             let reason =
                 end.err().map_or_else(|| "it does not take what is sent".to_owned(), |error| error.to_string());

@@ -8,14 +8,40 @@ use crate::peer::{Known, PeerError, PeerReq};
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt::Debug;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+pub mod always;
 pub mod bernoulli;
+pub mod citer;
+pub mod co_llm;
+pub mod entropy;
+pub mod me;
+pub mod r2r;
 pub mod r_stitch;
+pub mod script;
 pub mod stay;
+pub mod token_trigger;
 
 /// Every algorithm the server knows. A new one is a file and a line here.
-const ALGORITHMS: &[&Entry] = &[&stay::ENTRY, &r_stitch::ENTRY, &bernoulli::ENTRY];
+const ALGORITHMS: &[&Entry] = &[
+    &stay::ENTRY,
+    &always::ENTRY,
+    &bernoulli::ENTRY,
+    &r2r::ENTRY,
+    &citer::ENTRY,
+    &co_llm::ENTRY,
+    &r_stitch::ENTRY,
+    &me::ENTRY,
+    &entropy::ENTRY,
+    &token_trigger::ENTRY,
+    &script::ENTRY,
+];
+
+/// The small model of a pair.
+pub(crate) const SMALL: ModelIdx = ModelIdx(0);
+/// The large model of a pair.
+pub(crate) const LARGE: ModelIdx = ModelIdx(1);
 
 /// An algorithm as it is listed and built.
 pub struct Entry {
@@ -113,6 +139,73 @@ pub(crate) fn params<T: serde::de::DeserializeOwned>(name: &'static str, table: 
     serde_json::from_value(table).map_err(|error| RoutingError::Param { name, message: error.to_string() })
 }
 
+/// The one key a request may change of this algorithm, if it is among `overrides` (an object).
+pub(crate) fn override_of<'a>(
+    algorithm: &str,
+    key: &str,
+    overrides: &'a Value,
+) -> Result<Option<&'a Value>, RoutingError> {
+    let refused = |message: String| Err(RoutingError::Request { message });
+    let Some(map) = overrides.as_object() else {
+        return refused(format!("parameters per request must be an object such as {{\"{key}\": ...}}"));
+    };
+    match map.keys().find(|given| *given != key) {
+        Some(unknown) => {
+            refused(format!("`{unknown}` cannot be set per request; of algorithm `{algorithm}` only `{key}` can"))
+        }
+        None => Ok(map.get(key)),
+    }
+}
+
+/// A threshold of an algorithm: its name and the values it may take.
+pub(crate) struct Threshold {
+    /// The algorithm.
+    pub algorithm: &'static str,
+    /// What is allowed; wide enough for both ends at which one model is alone.
+    pub range: RangeInclusive<f32>,
+}
+
+impl Threshold {
+    /// Of an algorithm that compares a number within 0 and 1. Values a little outside are allowed: below 0 and above 1
+    /// one model is alone, whatever the number.
+    pub const fn of_score(algorithm: &'static str) -> Self {
+        Threshold { algorithm, range: -1.0..=2.0 }
+    }
+
+    fn allowed(&self, value: impl std::fmt::Display) -> String {
+        format!("threshold must be a number within {} and {}, not {value}", self.range.start(), self.range.end())
+    }
+
+    /// Checks the value of a launch file.
+    pub fn configured(&self, value: f32) -> Result<f32, RoutingError> {
+        if self.range.contains(&value) {
+            return Ok(value);
+        }
+        Err(RoutingError::Param { name: self.algorithm, message: self.allowed(value) })
+    }
+
+    /// The value of a request, or `own` where it is silent.
+    pub fn overridden(&self, overrides: &Value, own: f32) -> Result<f32, RoutingError> {
+        let Some(value) = override_of(self.algorithm, "threshold", overrides)? else { return Ok(own) };
+        let number = value.as_f64().map(|number| number as f32).filter(|number| self.range.contains(number));
+        number.ok_or_else(|| RoutingError::Request { message: self.allowed(value) })
+    }
+}
+
+/// The decision of all algorithms that lend the large model one token: when the small model's candidate is not
+/// trusted it is dropped and the large model makes this position; then the small model goes on.
+pub(crate) fn detour(model: ModelIdx, trusted: bool) -> Decision {
+    match (model, trusted) {
+        (SMALL, false) => Decision { to: LARGE, keep: false },
+        _ => Decision { to: SMALL, keep: true },
+    }
+}
+
+/// Expected behaviour of [`detour`] when this share of small steps is not trusted.
+pub(crate) fn detour_prior(share: f64) -> Prior {
+    Prior { p: vec![vec![1.0 - share, share], vec![1.0, 0.0]], c: vec![vec![1.0, 0.0], vec![1.0, 0.0]] }
+}
+
 /// A configured algorithm: shared by all requests and therefore without state.
 pub trait Algorithm: Send + Sync + Debug {
     /// Signals `route` reads after a step of this model.
@@ -134,10 +227,15 @@ pub trait Algorithm: Send + Sync + Debug {
         None
     }
 
+    /// Why greedy decoding (temperature 0) defeats this algorithm, if it does; logged once where requests come in.
+    fn greedy_warning(&self) -> Option<&'static str> {
+        None
+    }
+
     /// This algorithm with other parameters for one request: an object with the keys to change.
     ///
     /// # Errors
-    /// [`RoutingError::Param`] naming the key and what is allowed. Default: nothing can be changed.
+    /// [`RoutingError::Request`] naming the key and what is allowed. Default: nothing can be changed.
     fn with(&self, overrides: &Value) -> Result<Box<dyn Algorithm>, RoutingError> {
         let keys: Vec<&str> =
             overrides.as_object().map_or_else(Vec::new, |map| map.keys().map(String::as_str).collect());
@@ -258,81 +356,4 @@ pub struct Suffix {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::executor::Entropy;
-    use serde_json::json;
-
-    fn decide(algorithm: &dyn Algorithm, model: u8, entropy: f32) -> (u8, bool) {
-        let width = 100u32;
-        let entropy = Some(Entropy { nats: entropy * (width as f32).ln(), width });
-        let signals = Signals { entropy, ..Signals::default() };
-        let step = StepView {
-            request: RequestId(1),
-            model: ModelIdx(model),
-            seed: 3,
-            prompt_len: 1,
-            tokens: &[5],
-            candidate: 6,
-            signals: &signals,
-        };
-        let Decision { to, keep } = algorithm.start().route(&step).unwrap();
-        (to.0, keep)
-    }
-
-    #[test]
-    fn r_stitch_leaves_above_the_threshold_and_returns_at_it() {
-        let algorithm = build("r_stitch", &json!({"threshold": 0.5}), 2).unwrap();
-        assert_eq!(decide(&*algorithm, 0, 0.6), (1, false));
-        assert_eq!(decide(&*algorithm, 0, 0.5), (0, true), "equality stays");
-        assert_eq!(decide(&*algorithm, 1, 0.6), (1, true));
-        assert_eq!(decide(&*algorithm, 1, 0.5), (0, true), "equality returns, and the token is kept");
-        assert_eq!(decide(&*algorithm, 0, f32::NAN), (1, false), "not a number is not certain");
-    }
-
-    #[test]
-    fn bernoulli_walks_as_often_as_it_is_told() {
-        let algorithm = build("bernoulli", &json!({"p": 0.35}), 2).unwrap();
-        let mut left = 0;
-        for position in 0..20_000u32 {
-            let tokens = vec![0; position as usize % 50 + 1];
-            let signals = Signals::default();
-            let step = StepView {
-                request: RequestId(1),
-                model: ModelIdx(0),
-                seed: u64::from(position / 50),
-                prompt_len: 1,
-                tokens: &tokens,
-                candidate: 0,
-                signals: &signals,
-            };
-            left += u32::from(algorithm.start().route(&step).unwrap().to == ModelIdx(1));
-        }
-        let expected = 0.35 * 20_000.0;
-        let sigma = (20_000.0f64 * 0.35 * 0.65).sqrt();
-        assert!((f64::from(left) - expected).abs() < 4.0 * sigma, "{left} of 20000");
-    }
-
-    #[track_caller]
-    fn refused(name: &str, params: Value, models: usize, expected: &str) {
-        let error = build(name, &params, models).map(drop).unwrap_err().to_string();
-        assert!(error.contains(expected), "{error}");
-    }
-
-    #[test]
-    fn wrong_parameters_are_named() {
-        refused("r_stich", json!({}), 2, "unknown routing algorithm `r_stich`; known are stay, r_stitch, bernoulli");
-        refused("r_stitch", json!({"treshold": 0.1}), 2, "unknown field `treshold`, expected `threshold`");
-        refused("r_stitch", json!({"threshold": "high"}), 2, "invalid type: string");
-        refused("r_stitch", json!({}), 3, "between 2 to 2 models, not 3");
-        refused("bernoulli", json!({"p": 1.5}), 2, "within 0 and 1");
-        refused("bernoulli", json!({"p": [[0.5, 0.4], [1.0, 0.0]]}), 2, "row 0 must hold probabilities that sum to 1");
-        refused(
-            "bernoulli",
-            json!({"p": [[0.5, 0.5], [1.0, 0.0]], "keep": [[true, false], [false, true]]}),
-            2,
-            "both drop",
-        );
-        refused("bernoulli", json!({"p": [[1.0]]}), 2, "2 x 2");
-    }
-}
+mod tests;

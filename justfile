@@ -27,7 +27,7 @@ run CONFIG="":
 
 # One routed answer, coloured by the model that wrote each token
 demo:
-    cargo run --release -- generate "Emma has 43 roses. She buys 26 more and gives 41 to Ben. How many roses does Emma have left?"
+    cargo run --release -- generate "Emma has 43 roses. Emma buys 26 more and then gives 41 to Ben. How many roses does Emma have left?"
 
 # Accuracy and share of the large model on the demo's held-out problems
 eval:

@@ -145,7 +145,7 @@ impl Transcript {
         let tail = self.decoder.finish();
         match self.matcher.push(&tail) {
             StopScan::Hit { text, .. } => text,
-            StopScan::Open(text) => text + &self.matcher.finish(),
+            StopScan::Open(text) => text + self.matcher.finish().as_str(),
         }
     }
 }

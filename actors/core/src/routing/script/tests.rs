@@ -6,7 +6,7 @@ use crate::routing::{build, r_stitch};
 use proptest::prelude::*;
 use serde_json::json;
 
-const R_STITCH: &str = include_str!("../../../../../config/presets/my_router.rhai");
+const R_STITCH: &str = include_str!("../../../../../config/routers/r_stitch.rhai");
 
 fn built(source: &str, params: Value, models: usize) -> Result<Arc<dyn Algorithm>, String> {
     let mut table = json!({ "file": "my.rhai", "source": source });

@@ -3,10 +3,15 @@
 
 use crate::runtime::{ModelSpec, Server};
 use serde::{Deserialize, Serialize};
+use std::fmt::Debug;
 use tokenrouter_core::batching::Batching;
 use tokenrouter_core::executor::ExecutorLimits;
 use tokenrouter_core::ids::TokenId;
+use tokenrouter_core::rng::mix;
 use tokenrouter_core::routing::Algorithm;
+
+/// Characters of a description that are sent as they are.
+const DESCRIPTION_CHARS_MAX: usize = 1000;
 
 /// A model as every process knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,8 +48,8 @@ impl Identity {
         Identity {
             models: models.iter().map(model).collect(),
             vocab_size,
-            algorithm: format!("{algorithm:?}"),
-            batching: format!("{:?}", batching.policy),
+            algorithm: describe(algorithm),
+            batching: describe(&batching.policy),
         }
     }
 
@@ -75,9 +80,29 @@ impl Identity {
     }
 }
 
+/// How a value describes itself; the end of a long description (weights, a script) is replaced by a digest of all of it.
+fn describe(value: &dyn Debug) -> String {
+    let mut text = format!("{value:?}");
+    if text.chars().count() > DESCRIPTION_CHARS_MAX {
+        let digest = text.bytes().fold(0, |digest, byte| mix(digest ^ u64::from(byte)));
+        text = text.chars().take(DESCRIPTION_CHARS_MAX).collect();
+        text.push_str(&format!("... (digest {digest:016x})"));
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_description_is_short_and_still_tells_all_apart() {
+        let long = |end: &str| describe(&format!("{}{end}", "ü".repeat(40_000)));
+        assert!(long("a").chars().count() < 2 * DESCRIPTION_CHARS_MAX);
+        assert_eq!(long("a"), long("a"));
+        assert_ne!(long("a"), long("b"));
+        assert_eq!(describe(&Some(3)), "Some(3)");
+    }
 
     #[test]
     fn a_difference_names_both_values() {

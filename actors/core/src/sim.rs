@@ -3,7 +3,8 @@
 //! missing or stale key, or a position off by one changes the text it writes.
 
 use crate::executor::{
-    Drawn, Entropy, Executor, ExecutorError, ExecutorLimits, PAGE_TOKENS, Row, RowOutput, Signals, Step, StepOutput,
+    Drawn, Entropy, Executor, ExecutorError, ExecutorLimits, Needs, PAGE_TOKENS, Row, RowOutput, Signals, Step,
+    StepOutput,
 };
 use crate::ids::TokenId;
 use crate::rng::mix;
@@ -46,6 +47,20 @@ impl Language {
             (false, _) => (truth, 0.001),
             (true, Skill::Small) => ((truth + 1) % self.vocab, 0.5),
             (true, Skill::Large) => (truth, if chance(2) < 0.4 { 0.3 } else { 0.01 }),
+        }
+    }
+
+    /// The signals behind `said` (what [`Language::next`] says) that are needed. All of them follow from how unsure the
+    /// model is: the entropy over a row of `width` logits, the score of a learned head (high where a token is likely
+    /// wrong), and the highest logits, which are closer together the less sure it is.
+    pub fn signals(&self, needs: Needs, said: (TokenId, f32), width: u32) -> Signals {
+        let (token, unsure) = said;
+        let rank = |rank: u32| ((token + rank) % self.vocab, 10.0 - rank as f32 * (1.0 - unsure));
+        Signals {
+            entropy: needs.entropy.then(|| Entropy { nats: unsure * (width as f32).ln(), width }),
+            score: needs.score.then_some(unsure),
+            top: (0..u32::from(needs.top_k).min(self.vocab)).map(rank).collect(),
+            hidden: if needs.hidden { vec![unsure, 1.0 - unsure] } else { Vec::new() },
         }
     }
 
@@ -154,13 +169,13 @@ impl SimExecutor {
 
     fn draw(&self, row: &Row) -> Result<RowOutput, ExecutorError> {
         let Some(draw) = &row.draw else { return Ok(RowOutput::Fed) };
-        let (mut token, unsure) = self.language.next(self.skill, &self.prefix(row)?);
+        let said = self.language.next(self.skill, &self.prefix(row)?);
+        let signals = self.language.signals(draw.needs, said, self.limits.vocab_width);
+        let mut token = said.0;
         while draw.banned.contains(&token) {
             token = (token + 1) % self.language.vocab;
         }
-        let width = self.limits.vocab_width;
-        let entropy = draw.needs.entropy.then(|| Entropy { nats: unsure * (width as f32).ln(), width });
-        Ok(RowOutput::Drawn(Drawn { token, signals: Signals { entropy, ..Signals::default() }, logprobs: None }))
+        Ok(RowOutput::Drawn(Drawn { token, signals, logprobs: None }))
     }
 }
 

@@ -20,6 +20,8 @@ pub fn assert_text(script: &Script, algorithm: &dyn Algorithm, play: &Play) {
     let skills: Vec<Skill> = script.models.iter().map(|model| model.skill).collect();
     for request in script.requests() {
         let prompt = request.tokens(script.language.vocab);
+        let own = request.routing().map(|changes| algorithm.with(&changes).expect("the request's parameters"));
+        let algorithm = own.as_deref().unwrap_or(algorithm);
         let expected = match &request.only {
             None => reference::tell(&script.language, &skills, algorithm, (&prompt, request.seed, request.max)),
             Some(only) => {

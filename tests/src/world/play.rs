@@ -157,7 +157,7 @@ fn job(script: &Script, request: &Request) -> Job {
     Job {
         prompt: Prompt::Ids(request.tokens(script.language.vocab)),
         target: request.only.as_ref().map_or(Target::Routed, |name| Target::Only(ModelIdx(only(name) as u8))),
-        routing: None,
+        routing: request.routing(),
         sampling: SamplingParams { seed: request.seed, ..SamplingParams::default() },
         stop: StopRules { max_tokens: Some(request.max), ..StopRules::default() },
         logprobs: None,

@@ -1,10 +1,12 @@
 //! What a routed request must say: one loop over one token list, without runtime, batches, pages or time.
 //! Owner: the tests. Invariant: it shares no code with the state machine.
 
-use tokenrouter_core::executor::{Entropy, Needs, Signals};
 use tokenrouter_core::ids::{ModelIdx, RequestId};
 use tokenrouter_core::routing::{Algorithm, StepView};
 use tokenrouter_core::sim::{Language, Skill};
+
+/// Width of a logits row of every simulated model.
+const WIDTH: u32 = 1000;
 
 /// Tokens and the model of each.
 pub type Told = Vec<(u32, usize)>;
@@ -17,7 +19,8 @@ pub fn tell(language: &Language, skills: &[Skill], algorithm: &dyn Algorithm, re
     let mut routes: Vec<_> = skills.iter().map(|_| algorithm.start()).collect();
     let mut active = algorithm.entry(seed).index();
     while told.len() < max as usize {
-        let (candidate, unsure) = language.next(skills[active], &tokens);
+        let said = language.next(skills[active], &tokens);
+        let candidate = said.0;
         let wants = algorithm.needs(ModelIdx(active as u8));
         let decision = routes[active].route(&StepView {
             request: RequestId(0),
@@ -26,7 +29,7 @@ pub fn tell(language: &Language, skills: &[Skill], algorithm: &dyn Algorithm, re
             prompt_len: prompt.len() as u32,
             tokens: &tokens,
             candidate,
-            signals: &signals(wants, unsure),
+            signals: &language.signals(wants, said, WIDTH),
         });
         let decision = decision.expect("the algorithm decides");
         if decision.keep {
@@ -39,10 +42,4 @@ pub fn tell(language: &Language, skills: &[Skill], algorithm: &dyn Algorithm, re
         active = decision.to.index();
     }
     told
-}
-
-fn signals(needs: Needs, unsure: f32) -> Signals {
-    let width = 1000u32;
-    let entropy = needs.entropy.then(|| Entropy { nats: unsure * (width as f32).ln(), width });
-    Signals { entropy, ..Signals::default() }
 }

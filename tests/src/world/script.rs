@@ -7,7 +7,7 @@
 //! batch fixed 1,2 wait=50ms                      (or: batch eager)
 //! live_max 16
 //! fault large 3 panic                            (step number; error, lost, panic, bad_rows)
-//! at 0ms submit a prompt=5 max=8                 (also: seed= only=MODEL)
+//! at 0ms submit a prompt=5 max=8                 (also: seed= only=MODEL threshold=)
 //! at 20ms abort a
 //! at 25ms probe
 //! ```
@@ -86,9 +86,16 @@ pub struct Request {
     pub seed: u64,
     /// A single model.
     pub only: Option<String>,
+    /// A threshold of its own for the routing algorithm.
+    pub threshold: Option<f64>,
 }
 
 impl Request {
+    /// What it asks of the routing algorithm.
+    pub fn routing(&self) -> Option<serde_json::Value> {
+        self.threshold.map(|threshold| serde_json::json!({ "threshold": threshold }))
+    }
+
     /// The prompt's tokens.
     pub fn tokens(&self, vocab: u32) -> Vec<u32> {
         (0..self.prompt)
@@ -205,13 +212,15 @@ fn read_act(words: &[&str]) -> Result<Act, String> {
         ["abort", name] => Ok(Act::Abort((*name).to_owned())),
         ["submit", name, rest @ ..] => {
             let seed = name.bytes().fold(0u64, |seed, byte| seed * 31 + u64::from(byte));
-            let mut request = Request { name: (*name).to_owned(), prompt: 4, max: 8, seed, only: None };
+            let mut request =
+                Request { name: (*name).to_owned(), prompt: 4, max: 8, seed, only: None, threshold: None };
             for word in rest {
                 let (key, value) = pair(word)?;
                 match key {
                     "prompt" => request.prompt = number(value)?,
                     "max" => request.max = number(value)?,
                     "seed" => request.seed = number(value)?,
+                    "threshold" => request.threshold = Some(number(value)?),
                     "only" => request.only = Some(value.to_owned()),
                     _ => return Err(format!("unknown {key}")),
                 }

@@ -150,6 +150,7 @@ mod tests {
             stop_ids: Vec::new(),
             sampling: Arc::new(SamplingParams::default()),
             target: Target::Routed,
+            algorithm: 0,
             routing: None,
             logprobs: None,
             entropy: false,

@@ -149,6 +149,7 @@ impl Client {
             stop_ids: job.stop.stop_ids.clone(),
             sampling: Arc::new(job.sampling.clone()),
             target: job.target,
+            algorithm: server.algorithm.version(),
             routing,
             logprobs: job.logprobs,
             entropy: job.entropy,

@@ -132,9 +132,11 @@ impl Server {
     pub fn route_for(&self, spec: &RequestSpec) -> Box<dyn Route> {
         // Overrides were checked when the request was accepted; one that does not parse here changes nothing.
         let overrides = spec.routing.as_ref().and_then(|text| serde_json::from_str(text).ok());
-        let own = overrides.and_then(|overrides| self.algorithm.with(&overrides).ok());
+        let pinned = self.algorithm.at(spec.algorithm);
+        let algorithm = pinned.as_deref().unwrap_or(&*self.algorithm);
+        let own = overrides.and_then(|overrides| algorithm.with(&overrides).ok());
         match spec.target {
-            Target::Routed => own.map_or_else(|| self.algorithm.start(), |algorithm| algorithm.start()),
+            Target::Routed => own.map_or_else(|| algorithm.start(), |own| own.start()),
             Target::Only(_) => Box::new(Stay { models: self.models.len() }),
         }
     }

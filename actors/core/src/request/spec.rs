@@ -31,6 +31,8 @@ pub struct RequestSpec {
     pub sampling: Arc<SamplingParams>,
     /// Who generates.
     pub target: Target,
+    /// The version of the routing algorithm that this request follows; known in the process of its home.
+    pub algorithm: u32,
     /// Parameters of the routing algorithm for this request, as JSON text; checked at home.
     pub routing: Option<String>,
     /// Log-probabilities to report.

@@ -13,12 +13,14 @@ use std::sync::Arc;
 
 pub mod always;
 pub mod bernoulli;
+pub mod catalog;
 pub mod citer;
 pub mod co_llm;
 pub mod entropy;
 pub mod me;
 pub mod r2r;
 pub mod r_stitch;
+pub mod reload;
 pub mod script;
 pub mod stay;
 pub mod token_trigger;
@@ -117,24 +119,19 @@ pub fn list() -> impl Iterator<Item = &'static Entry> {
     ALGORITHMS.iter().copied()
 }
 
-/// Builds the algorithm of this name.
+/// Builds the algorithm of this name; a program with algorithms of its own uses its [`catalog::Catalog`].
 ///
 /// # Errors
 /// [`RoutingError`] naming the parameter and what is allowed.
 pub fn build(name: &str, params: &Value, models: usize) -> Result<Arc<dyn Algorithm>, RoutingError> {
-    let entry = list().find(|entry| entry.name == name).ok_or_else(|| RoutingError::Unknown {
-        name: name.to_owned(),
-        known: list().map(|entry| entry.name).collect::<Vec<_>>().join(", "),
-    })?;
-    let (least, most) = entry.models;
-    if models < least || models > most {
-        return Err(RoutingError::Models { name: entry.name, least, most, models });
-    }
-    (entry.build)(params, models)
+    catalog::Catalog::default().build(name, params, models)
 }
 
 /// Reads a parameter table into `T`; an unknown key or a wrong type is an error.
-pub(crate) fn params<T: serde::de::DeserializeOwned>(name: &'static str, table: &Value) -> Result<T, RoutingError> {
+///
+/// # Errors
+/// [`RoutingError::Param`] of the algorithm `name`.
+pub fn params<T: serde::de::DeserializeOwned>(name: &'static str, table: &Value) -> Result<T, RoutingError> {
     let table = if table.is_null() { Value::Object(serde_json::Map::new()) } else { table.clone() };
     serde_json::from_value(table).map_err(|error| RoutingError::Param { name, message: error.to_string() })
 }
@@ -229,6 +226,16 @@ pub trait Algorithm: Send + Sync + Debug {
 
     /// Why greedy decoding (temperature 0) defeats this algorithm, if it does; logged once where requests come in.
     fn greedy_warning(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Which version new requests follow; only [`reload::Reloadable`] has more than one.
+    fn version(&self) -> u32 {
+        0
+    }
+
+    /// The algorithm of a version that a request follows still; `None` = this one.
+    fn at(&self, _version: u32) -> Option<Arc<dyn Algorithm>> {
         None
     }
 

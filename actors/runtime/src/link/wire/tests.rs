@@ -70,11 +70,12 @@ prop_compose! {
         sampling in sampling(),
         target in prop_oneof![Just(Target::Routed), model().prop_map(Target::Only)],
         routing in prop::option::of(".{0,20}"),
-        (logprobs, entropy) in any::<(Option<u8>, bool)>(),
+        (logprobs, entropy, algorithm) in any::<(Option<u8>, bool, u32)>(),
     ) -> RequestSpec {
         let sampling = Arc::new(sampling);
         RequestSpec {
-            id, home, models, prompt_len, len_max, len_min, eos, stop_ids, sampling, target, routing, logprobs, entropy,
+            id, home, models, prompt_len, len_max, len_min, eos, stop_ids, sampling, target, algorithm, routing, logprobs,
+            entropy,
         }
     }
 }

@@ -86,7 +86,7 @@ impl Dialect for Text {
         let echo = self.echoes.get_mut(index).map(std::mem::take).unwrap_or_default();
         TextChoice {
             index,
-            text: echo + &outcome.text,
+            text: echo + outcome.text.as_str(),
             logprobs: self.logprobs(index, &outcome.tokens),
             ending: Ending::from(&outcome.reason),
             token_models: self.detail.makers(&outcome.tokens),

@@ -7,11 +7,14 @@ pub mod environment;
 mod http;
 mod load;
 mod plan;
+mod reload;
+mod scripted;
 
 pub use environment::Environment;
 pub use http::{app, served};
 pub use load::Loaded;
 pub use plan::{Plan, PlannedModel, algorithm};
+pub use reload::Reloader;
 
 use crate::hub::{Hub, HubError};
 use crate::progress::Progress;
@@ -19,6 +22,7 @@ use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
 use tokenrouter_actors::runtime::StartError;
 use tokenrouter_config::{ConfigError, LaunchFile, Source};
+use tokenrouter_core::routing::catalog::Catalog;
 use tokenrouter_gpu::load::LoadError;
 
 /// Why nothing was launched.
@@ -97,20 +101,24 @@ pub fn read(
     if let Some(port) = overrides.port {
         file.server.port = port;
     }
-    with_params(file, &overrides.params)
+    with_params(file, &overrides.params, environment.catalog)
 }
 
 /// The launch file with routing parameters of the command line on top.
 ///
 /// # Errors
 /// [`LaunchError::Option`] when they are wrong, [`LaunchError::Config`] when the file is wrong without them.
-pub fn with_params(mut file: LaunchFile, params: &[(String, Json)]) -> Result<LaunchFile, LaunchError> {
+pub fn with_params(
+    mut file: LaunchFile,
+    params: &[(String, Json)],
+    catalog: Catalog,
+) -> Result<LaunchFile, LaunchError> {
     if params.is_empty() {
         return Ok(file);
     }
-    algorithm(&file)?;
+    algorithm(&file, catalog)?;
     file.router.params.extend(params.iter().cloned());
-    algorithm(&file).map_err(|error| LaunchError::Option(format!("--params: {}", error.message)))?;
+    algorithm(&file, catalog).map_err(|error| LaunchError::Option(format!("--params: {}", error.message)))?;
     Ok(file)
 }
 
@@ -167,7 +175,7 @@ pub fn resolve(
 /// # Errors
 /// The first thing that is wrong.
 pub fn prepare(file: LaunchFile, environment: &Environment, progress: &Progress) -> Result<Plan, LaunchError> {
-    plan::algorithm(&file)?;
+    plan::algorithm(&file, environment.catalog)?;
     let paths = resolve(&file, Downloads::Allowed, (environment, progress))?;
-    Plan::new(file, paths.into_iter().flatten().collect())
+    Plan::new(file, paths.into_iter().flatten().collect(), environment.catalog)
 }

@@ -34,6 +34,11 @@ impl LaunchFile {
         self.places.error(key, message)
     }
 
+    /// Where the file is; relative paths in it belong to its folder.
+    pub fn path(&self) -> &std::path::Path {
+        &self.places.path
+    }
+
     /// The file with every default filled in, as TOML that reads back the same.
     pub fn to_toml(&self) -> String {
         // Serialising plain tables, numbers and strings has no failing case; the text of an impossible error is shown.

@@ -15,7 +15,7 @@ pub struct Args {}
 pub fn run(context: &Context, _args: &Args) -> Result<(), CliError> {
     let file = launch::read(context.common.config.as_deref(), &context.common.overrides()?, &context.environment)?;
     logs::start(context, &file, Talk::Command)?;
-    launch::algorithm(&file).map_err(LaunchError::from)?;
+    launch::algorithm(&file, context.environment.catalog).map_err(LaunchError::from)?;
     let paths = launch::resolve(&file, Downloads::CachedOnly, (&context.environment, &context.progress))?;
     let missing: Vec<String> = file
         .models
@@ -25,7 +25,7 @@ pub fn run(context: &Context, _args: &Args) -> Result<(), CliError> {
         .map(|(model, _)| model.name.clone())
         .collect();
     let text = if missing.is_empty() {
-        let plan = Plan::new(file, paths.into_iter().flatten().collect())?;
+        let plan = Plan::new(file, paths.into_iter().flatten().collect(), context.environment.catalog)?;
         format!("{}{}", plan.file.to_toml(), facts(&plan))
     } else {
         file.to_toml()

@@ -1,5 +1,6 @@
 //! The OpenAI error object and the map from what went wrong to an HTTP status. Owner: whoever answers. Invariant: every
-//! error leaves the server in this one shape, and nothing internal (paths, addresses, panics) is in its message.
+//! error leaves the server in this one shape, and nothing internal (paths, addresses, panics) is in its message; only
+//! who reloads the server's own files from its own machine is told where they are wrong.
 
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, ResponseError};
@@ -74,6 +75,11 @@ impl ApiError {
     /// 400: the request as a whole is wrong.
     pub fn request(message: impl Into<String>) -> Self {
         ApiError::of(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 403: not for this client.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        ApiError::of(StatusCode::FORBIDDEN, "permission_error", message).with_code("forbidden")
     }
 
     /// 404: no such model; names the valid ones.

@@ -4,6 +4,7 @@
 use crate::hub::HubSettings;
 use hf_hub::Cache;
 use std::path::PathBuf;
+use tokenrouter_core::routing::catalog::Catalog;
 
 /// The hub that is asked when HF_ENDPOINT is not set.
 const HUB: &str = "https://huggingface.co";
@@ -19,6 +20,8 @@ pub struct Environment {
     pub no_color: bool,
     /// Where files of the program itself may be kept: XDG_CACHE_HOME, or `.cache` at home, or the temporary folder.
     pub cache: PathBuf,
+    /// The routing algorithms of this program; more than the usual ones if it adds its own.
+    pub catalog: Catalog,
 }
 
 impl Environment {
@@ -44,6 +47,7 @@ impl Environment {
             log_filter: variable("RUST_LOG"),
             no_color: variable("NO_COLOR").is_some() || variable("TERM").is_some_and(|term| term == "dumb"),
             cache: user_cache.unwrap_or_else(std::env::temp_dir).join("tokenrouter"),
+            catalog: Catalog::default(),
         }
     }
 }

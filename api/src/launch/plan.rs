@@ -2,7 +2,7 @@
 //! Owner: the launcher. Invariant: a [`Plan`] that exists can be loaded unless the machine fails; all its models share
 //! one token table.
 
-use super::LaunchError;
+use super::{LaunchError, scripted};
 use crate::text::ModelText;
 use serde_json::Value as Json;
 use std::fmt::Display;
@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokenrouter_config::{Bytes, ConfigError, DEFAULT_KV_BYTES, KvBudget, LaunchFile, Model};
 use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
-use tokenrouter_core::routing::{self, Algorithm, RoutingError};
+use tokenrouter_core::routing::catalog::Catalog;
+use tokenrouter_core::routing::{Algorithm, RoutingError, script};
 use tokenrouter_gpu::cpu::Cpu;
 use tokenrouter_gpu::load::{self, KvMemory, LoadError, LoadOptions};
 use tokenrouter_gpu::ops::{KvFormat, KvShape, Ops};
@@ -43,13 +44,16 @@ pub struct PlannedModel {
     pub limits: ExecutorLimits,
 }
 
-/// The algorithm of a launch file.
+/// The algorithm of a launch file; the script it names is read.
 ///
 /// # Errors
-/// An error at `router.algorithm`, or at the parameter that is wrong.
-pub fn algorithm(file: &LaunchFile) -> Result<Arc<dyn Algorithm>, ConfigError> {
+/// An error at `router.algorithm`, at the parameter that is wrong, or in the script.
+pub fn algorithm(file: &LaunchFile, catalog: Catalog) -> Result<Arc<dyn Algorithm>, ConfigError> {
     let router = &file.router;
-    routing::build(&router.algorithm, &Json::Object(router.params.clone()), router.models.len()).map_err(|error| {
+    if router.algorithm == script::ENTRY.name {
+        return scripted::algorithm(file, catalog);
+    }
+    catalog.build(&router.algorithm, &Json::Object(router.params.clone()), router.models.len()).map_err(|error| {
         match &error {
             RoutingError::Unknown { name, known } => {
                 let names: Vec<&str> = known.split(", ").collect();
@@ -62,7 +66,7 @@ pub fn algorithm(file: &LaunchFile) -> Result<Arc<dyn Algorithm>, ConfigError> {
             RoutingError::Models { .. } => {
                 file.error_at("router.models", format!("{error}; change router.models or router.algorithm"))
             }
-            RoutingError::Param { name, message } => wrong_param(file, name, message),
+            RoutingError::Param { message, .. } => wrong_param(file, catalog, message),
             RoutingError::Request { message } => file.error_at("router.params", message),
         }
     })
@@ -70,13 +74,14 @@ pub fn algorithm(file: &LaunchFile) -> Result<Arc<dyn Algorithm>, ConfigError> {
 
 /// The algorithm words its own errors, and not all of them name the key. It is the one the algorithm does not have, or
 /// else the one without which the others are accepted.
-fn wrong_param(file: &LaunchFile, algorithm: &str, message: &str) -> ConfigError {
-    let (known, given) = (known_params(algorithm), &file.router.params);
+fn wrong_param(file: &LaunchFile, catalog: Catalog, message: &str) -> ConfigError {
+    let algorithm = &file.router.algorithm;
+    let (known, given) = (known_params(algorithm, catalog), &file.router.params);
     let unknown = given.keys().find(|key| !known.contains(&key.as_str()));
     let accepted_without = |key: &&String| {
         let mut others = given.clone();
         others.remove(*key);
-        routing::build(algorithm, &Json::Object(others), file.router.models.len()).is_ok()
+        catalog.build(algorithm, &Json::Object(others), file.router.models.len()).is_ok()
     };
     let Some(key) = unknown.or_else(|| given.keys().find(accepted_without)) else {
         return file.error_at("router.params", format!("router.params: {message}"));
@@ -87,8 +92,8 @@ fn wrong_param(file: &LaunchFile, algorithm: &str, message: &str) -> ConfigError
     file.error_at(&place, format!("{place}: {message}{hint}"))
 }
 
-fn known_params(algorithm: &str) -> Vec<&'static str> {
-    let entry = routing::list().find(|entry| entry.name == algorithm);
+fn known_params(algorithm: &str, catalog: Catalog) -> Vec<&'static str> {
+    let entry = catalog.entries().find(|entry| entry.name == algorithm);
     entry.map(|entry| entry.params.iter().map(|param| param.name).collect()).unwrap_or_default()
 }
 
@@ -97,8 +102,8 @@ impl Plan {
     ///
     /// # Errors
     /// [`LaunchError::Config`] at the key that is wrong.
-    pub fn new(mut file: LaunchFile, paths: Vec<PathBuf>) -> Result<Plan, LaunchError> {
-        let algorithm = algorithm(&file)?;
+    pub fn new(mut file: LaunchFile, paths: Vec<PathBuf>, catalog: Catalog) -> Result<Plan, LaunchError> {
+        let algorithm = algorithm(&file, catalog)?;
         let mut models: Vec<PlannedModel> = Vec::new();
         let mut taken = 0u64;
         for (index, path) in paths.iter().enumerate() {

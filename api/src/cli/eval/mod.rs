@@ -107,10 +107,10 @@ fn variants(context: &Context, file: &tokenrouter_config::LaunchFile) -> Result<
     };
     let variant = |text: &str| {
         let params = if text.is_empty() { Vec::new() } else { options::params(text)? };
-        let file = launch::with_params(file.clone(), &params)?;
+        let file = launch::with_params(file.clone(), &params, context.environment.catalog)?;
         let params: Vec<String> = file.router.params.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let label = format!("{} {}", file.router.algorithm, params.join(","));
-        let algorithm = launch::algorithm(&file).map_err(launch::LaunchError::from)?;
+        let algorithm = launch::algorithm(&file, context.environment.catalog).map_err(launch::LaunchError::from)?;
         Ok(Variant { label: label.trim().to_owned(), algorithm })
     };
     given.into_iter().map(variant).collect()

@@ -1,0 +1,49 @@
+//! A new routing algorithm for a running server: launch file and script are read again, and only `[router]` of them
+//! counts. Owner: the serve command. Invariant: a file that is wrong changes nothing, and says what is wrong with it.
+
+use super::{Environment, LaunchError, Loaded, Overrides, algorithm, read};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokenrouter_core::routing::reload::Reloadable;
+
+/// Reads the routing algorithm again.
+pub struct Reloader {
+    config: Option<PathBuf>,
+    overrides: Overrides,
+    environment: Environment,
+    models: Vec<String>,
+    algorithm: Arc<Reloadable>,
+    /// One at a time, so that the file that was read last stays.
+    turn: Mutex<()>,
+}
+
+impl Reloader {
+    /// For a server that was started from this launch file with these options.
+    pub fn new(config: Option<PathBuf>, overrides: Overrides, environment: Environment, loaded: &Loaded) -> Reloader {
+        let models = loaded.file.router.models.clone();
+        let algorithm = Arc::new(Reloadable::new(loaded.algorithm.clone(), models.len()));
+        Reloader { config, overrides, environment, models, algorithm, turn: Mutex::new(()) }
+    }
+
+    /// What the runtime is to be started with.
+    pub fn algorithm(&self) -> Arc<Reloadable> {
+        Arc::clone(&self.algorithm)
+    }
+
+    /// Reads the files and lets new requests follow what they say; returns the name of the algorithm.
+    ///
+    /// # Errors
+    /// What is wrong with them; the algorithm is as before then.
+    pub fn reload(&self) -> Result<String, LaunchError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = read(self.config.as_deref(), &self.overrides, &self.environment)?;
+        if file.router.models != self.models {
+            let (now, before) = (file.router.models.join(", "), self.models.join(", "));
+            let message = format!("router.models is {now} but {before} are loaded; start the server again");
+            return Err(file.error_at("router.models", message).into());
+        }
+        let new = algorithm(&file, self.environment.catalog)?;
+        self.algorithm.replace(new).map_err(|reason| file.error_at("router", reason))?;
+        Ok(file.router.algorithm)
+    }
+}

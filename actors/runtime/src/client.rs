@@ -26,6 +26,7 @@ pub struct Client {
     place: Place,
     streams: HashMap<RequestId, Stream>,
     said: ClientSnapshot,
+    warned: bool,
 }
 
 #[derive(Debug)]
@@ -59,7 +60,7 @@ impl Delta {
 impl Client {
     /// A Client without streams.
     pub fn new(place: Place) -> Self {
-        Client { place, streams: HashMap::new(), said: ClientSnapshot::default() }
+        Client { place, streams: HashMap::new(), said: ClientSnapshot::default(), warned: false }
     }
 
     fn accept(&mut self, submit: Submit, ctx: &mut Context<Self>) -> Result<Ticket, Refusal> {
@@ -71,6 +72,7 @@ impl Client {
         let Submit { id, job } = submit;
         let prompt = self.tokenise(&job.prompt)?;
         let spec = Arc::new(self.describe(id, &job, prompt.len())?);
+        self.warn_if_greedy(&job);
         let (sink, events) = mpsc::channel(self.room_for(&spec));
         let prompt_tokens = spec.prompt_len;
         self.open(&spec, job, sink, ctx);
@@ -83,6 +85,17 @@ impl Client {
         let queued = Queued::arrive(spec, prompt, seat);
         self.place.post(&self.place.children.batcher, Enqueue(vec![queued]));
         Ok(Ticket { prompt_tokens, events })
+    }
+
+    /// Says once that the algorithm does not work with greedy decoding, when somebody asks for it.
+    fn warn_if_greedy(&mut self, job: &Job) {
+        if self.warned || job.target != Target::Routed || job.sampling.temperature > 0.0 {
+            return;
+        }
+        if let Some(warning) = self.place.server.algorithm.greedy_warning() {
+            warn!("a request asks for temperature 0, but {warning}");
+            self.warned = true;
+        }
     }
 
     /// Events of a stream, at most: one per token and the end. A slow reader therefore never holds up an actor, and

@@ -97,7 +97,7 @@ impl Algorithm for Ensemble {
     }
 
     fn greedy_warning(&self) -> Option<&'static str> {
-        Some("algorithm `me` is an ensemble only when tokens are sampled; ask for a temperature above 0")
+        Some("algorithm `me` is an ensemble only where tokens are sampled; ask for a temperature above 0")
     }
 }
 

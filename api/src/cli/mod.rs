@@ -19,6 +19,7 @@ use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 use tokenrouter_core::job::{Failure, Refusal};
+use tokenrouter_core::routing::catalog::Catalog;
 
 /// An OpenAI-compatible server in which several models write one answer, token by token.
 #[derive(Debug, Parser)]
@@ -85,6 +86,11 @@ struct Context {
 
 /// Runs a command line, program name included.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    run_with(arguments, Catalog::default())
+}
+
+/// As [`run`], in a program that adds routing algorithms of its own.
+pub fn run_with(arguments: impl IntoIterator<Item = OsString>, catalog: Catalog) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
@@ -95,7 +101,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let quiet = cli.common.quiet || cli.command.wants_json();
     let progress = if quiet { Progress::hidden() } else { Progress::on_terminal() };
-    let context = Context { common: cli.common, environment: Environment::read(), progress };
+    let context = Context { common: cli.common, environment: Environment { catalog, ..Environment::read() }, progress };
     let result = match cli.command {
         Command::Serve(args) => serve::run(&context, &args),
         Command::Generate(args) => generate::run(&context, &args),

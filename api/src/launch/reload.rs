@@ -4,6 +4,7 @@
 use super::{Environment, LaunchError, Loaded, Overrides, algorithm, read};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use tokenrouter_config::Router;
 use tokenrouter_core::routing::reload::Reloadable;
 
 /// Reads the routing algorithm again.
@@ -11,6 +12,7 @@ pub struct Reloader {
     config: Option<PathBuf>,
     overrides: Overrides,
     environment: Environment,
+    name: String,
     models: Vec<String>,
     algorithm: Arc<Reloadable>,
     /// One at a time, so that the file that was read last stays.
@@ -18,16 +20,17 @@ pub struct Reloader {
 }
 
 impl Reloader {
-    /// For a server that was started from this launch file with these options.
-    pub fn new(config: Option<PathBuf>, overrides: Overrides, environment: Environment, loaded: &Loaded) -> Reloader {
-        let models = loaded.file.router.models.clone();
+    /// For a server to be started from this launch file with these options; its algorithm can be replaced from now on.
+    pub fn new(
+        config: Option<PathBuf>,
+        overrides: Overrides,
+        environment: Environment,
+        loaded: &mut Loaded,
+    ) -> Reloader {
+        let Router { algorithm: name, models, .. } = loaded.file.router.clone();
         let algorithm = Arc::new(Reloadable::new(loaded.algorithm.clone(), models.len()));
-        Reloader { config, overrides, environment, models, algorithm, turn: Mutex::new(()) }
-    }
-
-    /// What the runtime is to be started with.
-    pub fn algorithm(&self) -> Arc<Reloadable> {
-        Arc::clone(&self.algorithm)
+        loaded.algorithm = Arc::clone(&algorithm) as _;
+        Reloader { config, overrides, environment, name, models, algorithm, turn: Mutex::new(()) }
     }
 
     /// Reads the files and lets new requests follow what they say; returns the name of the algorithm.
@@ -41,6 +44,14 @@ impl Reloader {
             let (now, before) = (file.router.models.join(", "), self.models.join(", "));
             let message = format!("router.models is {now} but {before} are loaded; start the server again");
             return Err(file.error_at("router.models", message).into());
+        }
+        if file.router.algorithm != self.name {
+            let message = format!(
+                "router.algorithm is {} but {} runs; its parameters and its script can be reloaded, for another \
+                 algorithm start the server again",
+                file.router.algorithm, self.name
+            );
+            return Err(file.error_at("router.algorithm", message).into());
         }
         let new = algorithm(&file, self.environment.catalog)?;
         self.algorithm.replace(new).map_err(|reason| file.error_at("router", reason))?;

@@ -101,6 +101,10 @@ impl Algorithm for Reloadable {
         Pinned::of(self.now()).with(overrides)
     }
 
+    fn greedy_warning(&self) -> Option<&'static str> {
+        self.now().algorithm.greedy_warning()
+    }
+
     fn version(&self) -> u32 {
         self.now().number
     }

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokenrouter::http::types::chat::Conversation;
 use tokenrouter::http::types::generation::SamplingDefaults;
-use tokenrouter::http::{App, ChatTemplate, Limits, Listen, Parts, Served, server};
+use tokenrouter::http::{App, ChatTemplate, Limits, Listen, Parts, Router, Served, server};
 use tokenrouter::launch::{self, Environment, Loaded, Overrides};
 use tokenrouter::progress::Progress;
 use tokenrouter_actors::gpu_executor::Seat;
@@ -25,7 +25,7 @@ use tokenrouter_core::executor::{
 };
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::{Prompt, Target};
-use tokenrouter_core::routing;
+use tokenrouter_core::routing::{self, Algorithm};
 use tokenrouter_core::sim::{FaultPlan, Language, SimExecutor, Skill};
 use tokenrouter_core::text::SpecialTokens;
 
@@ -248,12 +248,10 @@ fn spec(setup: &Setup, gates: &[Gate]) -> RuntimeSpec {
             }))),
         }
     });
-    // Small to large always, large to small half the time: both models see every request.
-    let chances = serde_json::json!({"p": [[0.0, 1.0], [0.5, 0.5]], "keep": [[true, true], [true, true]]});
     RuntimeSpec {
         models: models.collect(),
         codec: Arc::new(Words::new(VOCAB)),
-        algorithm: routing::build("bernoulli", &chances, 2).expect("the parameters are right"),
+        algorithm: algorithm(),
         batching: Batching {
             policy: setup.thresholds.clone().map_or(PolicySpec::Eager, PolicySpec::Fixed),
             max_wait: Duration::from_secs(60),
@@ -262,6 +260,12 @@ fn spec(setup: &Setup, gates: &[Gate]) -> RuntimeSpec {
         placement: Placement::OwnArbiter,
         process: Process::alone(),
     }
+}
+
+/// Small to large always, large to small half the time: both models see every request.
+fn algorithm() -> Arc<dyn Algorithm> {
+    let chances = serde_json::json!({"p": [[0.0, 1.0], [0.5, 0.5]], "keep": [[true, true], [true, true]]});
+    routing::build("bernoulli", &chances, 2).expect("the parameters are right")
 }
 
 fn app(runtime: Runtime) -> App {
@@ -281,6 +285,7 @@ fn app(runtime: Runtime) -> App {
             served("large", Target::Only(ModelIdx(1))),
         ],
         model_names: vec!["small".to_owned(), "large".to_owned()],
+        router: Router { active: "bernoulli".to_owned(), algorithm: algorithm(), entries: routing::list().collect() },
         limits: Limits::default(),
     };
     App::new(parts).expect("the metrics can be set up")

@@ -18,6 +18,7 @@ mod health;
 pub mod metrics;
 mod models;
 mod observe;
+mod routers;
 mod sse;
 #[cfg(test)]
 mod testing;
@@ -30,6 +31,7 @@ use engine::Engine;
 use errors::ApiError;
 use health::Progress;
 use metrics::Metrics;
+pub use routers::Router;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -93,6 +95,8 @@ pub struct Parts {
     pub served: Vec<Served>,
     /// Names of the models by index.
     pub model_names: Vec<String>,
+    /// How requests are routed.
+    pub router: Router,
     /// Bounds of this server.
     pub limits: Limits,
 }
@@ -103,6 +107,7 @@ pub struct App {
     pub(crate) codec: Arc<dyn TextCodec>,
     pub(crate) served: Vec<Served>,
     pub(crate) model_names: Arc<[String]>,
+    pub(crate) router: Router,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
     pub(crate) progress: Progress,
@@ -115,11 +120,11 @@ impl App {
     /// # Errors
     /// When a metric could not be registered.
     pub fn new(parts: Parts) -> prometheus::Result<Self> {
-        let Parts { engine, codec, served, model_names, limits } = parts;
+        let Parts { engine, codec, served, model_names, router, limits } = parts;
         let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let metrics = Metrics::new()?;
         let (model_names, progress) = (model_names.into(), Progress::default());
-        Ok(App { engine, codec, served, model_names, limits, metrics, progress, started_unix })
+        Ok(App { engine, codec, served, model_names, router, limits, metrics, progress, started_unix })
     }
 
     /// What is counted at the HTTP side, and where other parts may register more.
@@ -180,6 +185,7 @@ fn routes(config: &mut web::ServiceConfig) {
         )
         .service(web::resource("/v1/models").route(web::get().to(models::list)).default_service(only("GET")))
         .service(web::resource("/v1/models/{id:.+}").route(web::get().to(models::one)).default_service(only("GET")))
+        .service(web::resource("/v1/routers").route(web::get().to(routers::list)).default_service(only("GET")))
         .service(web::resource("/health").route(web::get().to(health::health)).default_service(only("GET")))
         .service(web::resource("/metrics").route(web::get().to(health::metrics)).default_service(only("GET")))
         .default_service(web::to(|request: HttpRequest| async move {

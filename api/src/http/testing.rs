@@ -2,7 +2,7 @@
 
 use super::engine::Engine;
 use super::types::chat::Conversation;
-use super::{App, ChatTemplate, Limits, Parts, Served};
+use super::{App, ChatTemplate, Limits, Parts, Router, Served};
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -10,6 +10,7 @@ use tokenrouter_actors::runtime::{ModelSnapshot, Reply, RuntimeSnapshot};
 use tokenrouter_core::executor::TokenLogprobs;
 use tokenrouter_core::ids::{ModelIdx, RequestId, Time, TokenId};
 use tokenrouter_core::job::{Event, FinishReason, Job, Prompt, Refusal, Target, TokenReport, Usage};
+use tokenrouter_core::routing;
 use tokenrouter_core::text::{SpecialTokens, TextCodec, TextError};
 use tokio::sync::mpsc;
 
@@ -167,6 +168,12 @@ impl ChatTemplate for JoinTemplate {
     }
 }
 
+/// R-Stitch between two models.
+pub fn router() -> Router {
+    let algorithm = routing::build("r_stitch", &serde_json::json!({}), 2).unwrap();
+    Router { active: "r_stitch".to_owned(), algorithm, entries: routing::list().collect() }
+}
+
 /// A server over this engine: routed name "pair" over the models "small" and "large"; "large" has no chat template.
 pub fn app(engine: Arc<ScriptedEngine>) -> App {
     let served = |id: &str, target, chat: bool| Served {
@@ -185,6 +192,7 @@ pub fn app(engine: Arc<ScriptedEngine>) -> App {
             served("large", Target::Only(ModelIdx(1)), false),
         ],
         model_names: vec!["small".to_owned(), "large".to_owned()],
+        router: router(),
         limits: Limits { body_bytes: 10_000, silence_max: std::time::Duration::from_millis(20), ..Limits::default() },
     })
     .unwrap()

@@ -283,6 +283,47 @@ async fn the_routed_name_is_listed_first() {
 }
 
 #[actix_web::test]
+async fn routers_are_listed_with_their_parameters() {
+    let engine = ScriptedEngine::new([]);
+    let list = send(&engine, TestRequest::get().uri("/v1/routers")).await.json();
+    let cards = list["data"].as_array().unwrap();
+    let names: Vec<&str> = cards.iter().map(|card| card["name"].as_str().unwrap()).collect();
+    assert_eq!(names, tokenrouter_core::routing::list().map(|entry| entry.name).collect::<Vec<_>>());
+    let active: Vec<&Value> = cards.iter().filter(|card| card["active"] == true).collect();
+    assert_eq!(active.len(), 1);
+    assert_eq!(active[0]["name"], "r_stitch");
+    assert_eq!(active[0]["models"], json!({"least": 2, "most": 2}));
+    let entropy = json!({"entropy": true, "top_k": 0, "hidden": false, "score": false});
+    assert_eq!(active[0]["needs"], json!([entropy, entropy]));
+    assert_eq!(active[0]["params"][0]["name"], "threshold");
+    assert_eq!(active[0]["params"][0]["default"], "0.03");
+    let card = |name: &str| cards.iter().find(|card| card["name"] == name).unwrap();
+    assert_eq!(card("co_llm")["needs"][0]["score"], true);
+    assert_eq!(card("co_llm")["needs"][1]["score"], false);
+    assert_eq!(card("r2r")["needs"], Value::Null, "it cannot be built without a checkpoint");
+    assert_eq!(send(&engine, TestRequest::post().uri("/v1/routers")).await.status, 405);
+}
+
+#[actix_web::test]
+async fn routing_parameters_reach_the_job_and_refusals_name_the_field() {
+    let refused = Err(Refusal::Invalid { field: "routing", message: "threshold is out of range".into() });
+    let engine = ScriptedEngine::new([hello(), hello(), hello(), refused]);
+    let wishes = [json!({"threshold": 0.2}), json!({}), Value::Null];
+    for (path, wish) in [TEXT, CHAT, TEXT].into_iter().zip(&wishes) {
+        let body = if path == TEXT { text(json!({ "routing": wish })) } else { chat(json!({ "routing": wish })) };
+        assert_eq!(send(&engine, TestRequest::post().uri(path).set_json(body)).await.status, 200);
+    }
+    let jobs: Vec<Option<Value>> = engine.jobs().iter().map(|job| job.routing.clone()).collect();
+    assert_eq!(jobs, [Some(wishes[0].clone()), Some(wishes[1].clone()), None]);
+    for wish in [json!(9), json!([0.2]), json!("r2r"), json!({"threshold": 9})] {
+        let body = text(json!({ "routing": wish }));
+        let answered = send(&engine, TestRequest::post().uri(TEXT).set_json(body)).await;
+        assert_eq!(answered.status, 400, "{}", answered.text);
+        assert_eq!(answered.error()["param"], "routing");
+    }
+}
+
+#[actix_web::test]
 async fn the_target_follows_the_model_name() {
     let engine = ScriptedEngine::new([hello(), hello()]);
     for model in ["pair", "large"] {

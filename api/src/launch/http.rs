@@ -3,12 +3,13 @@
 
 use super::{LaunchError, Loaded};
 use crate::http::types::generation::SamplingDefaults;
-use crate::http::{App, ChatTemplate, Limits, Parts, Served};
+use crate::http::{App, ChatTemplate, Limits, Parts, Router, Served};
 use crate::text::ModelText;
 use std::sync::Arc;
 use tokenrouter_actors::runtime::Runtime;
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::Target;
+use tokenrouter_core::routing;
 use tokenrouter_gpu::weights::GenerationDefaults;
 
 /// What a model's makers say about sampling; greedy when they say not to sample.
@@ -58,6 +59,11 @@ pub fn app(loaded: &Loaded, runtime: Runtime) -> Result<App, LaunchError> {
         codec: loaded.codec(),
         served: served(loaded),
         model_names: loaded.names(),
+        router: Router {
+            active: loaded.file.router.algorithm.clone(),
+            algorithm: loaded.algorithm.clone(),
+            entries: routing::list().collect(),
+        },
         limits: Limits::default(),
     };
     App::new(parts).map_err(|error| LaunchError::Server(format!("the metrics cannot be set up: {error}")))

@@ -75,6 +75,8 @@ pub struct Generation {
     pub streaming: Streaming,
     /// Report which model made each token.
     pub token_models: bool,
+    /// Parameters of the routing algorithm for this request: an object, checked by the algorithm.
+    pub routing: Option<Value>,
     /// When generation ends.
     pub stop: StopRules,
     sampling: Sampling,
@@ -96,6 +98,7 @@ impl Generation {
             n: u32::try_from(n).unwrap_or(1),
             streaming: read_streaming(fields)?,
             token_models: fields.flag("return_token_models")?.unwrap_or(false),
+            routing: read_routing(fields)?,
             stop: read_stop_rules(fields, vocab_size)?,
             sampling: read_sampling(fields, vocab_size)?,
         })
@@ -107,7 +110,7 @@ impl Generation {
         Job {
             prompt,
             target: place.target,
-            routing: None,
+            routing: self.routing.clone(),
             sampling: SamplingParams {
                 temperature: own.temperature.unwrap_or(model.temperature),
                 top_k: own.top_k.unwrap_or(model.top_k),
@@ -145,6 +148,13 @@ fn accept_harmless(fields: &mut Fields) -> Result<(), ApiError> {
     fields.neutral("metadata", Value::is_object, "metadata must be an object")?;
     fields.neutral("store", |value| value == &Value::Bool(false), "this server stores nothing; leave store out")?;
     Ok(())
+}
+
+fn read_routing(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
+    match fields.take("routing") {
+        Some(value) if !value.is_object() => Err(wrong_type(&fields.path("routing"), "an object", &value)),
+        routing => Ok(routing),
+    }
 }
 
 fn read_sampling(fields: &mut Fields, vocab_size: u32) -> Result<Sampling, ApiError> {

@@ -1,0 +1,55 @@
+//! `GET /v1/routers`: the algorithms this program knows and the one that routes. Owner: the HTTP layer. Invariant: all of
+//! it comes from the list of algorithms itself, so it cannot disagree with what a launch file may say.
+
+use super::App;
+use actix_web::{HttpResponse, web};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokenrouter_core::executor::Needs;
+use tokenrouter_core::ids::ModelIdx;
+use tokenrouter_core::routing::{Algorithm, Entry};
+
+/// How requests are routed, and how they could be.
+#[derive(Clone)]
+pub struct Router {
+    /// Name of the algorithm in use.
+    pub active: String,
+    /// The algorithm in use, with its parameters.
+    pub algorithm: Arc<dyn Algorithm>,
+    /// All algorithms of the program.
+    pub entries: Vec<&'static Entry>,
+}
+
+impl Router {
+    /// One algorithm; `models` is the number of models served. `needs` has an entry per model: of the algorithm in use,
+    /// or of one with default parameters; null where it cannot be built without parameters.
+    fn card(&self, entry: &Entry, models: usize) -> Value {
+        let (least, most) = entry.models;
+        let active = entry.name == self.active;
+        let count = if (least..=most).contains(&models) { models } else { least };
+        let needs = |algorithm: &dyn Algorithm| -> Vec<Needs> {
+            (0..count).map(|model| algorithm.needs(ModelIdx(model as u8))).collect()
+        };
+        let needs = if active {
+            Some(needs(&*self.algorithm))
+        } else {
+            (entry.build)(&json!({}), count).ok().map(|algorithm| needs(&*algorithm))
+        };
+        json!({
+            "name": entry.name,
+            "summary": entry.summary,
+            "source": entry.source,
+            "params": entry.params,
+            "models": { "least": least, "most": most },
+            "needs": needs,
+            "active": active,
+        })
+    }
+}
+
+/// All algorithms.
+pub async fn list(app: web::Data<App>) -> HttpResponse {
+    let router = &app.router;
+    let cards: Vec<Value> = router.entries.iter().map(|entry| router.card(entry, app.model_names.len())).collect();
+    HttpResponse::Ok().json(json!({ "object": "list", "data": cards }))
+}

@@ -4,6 +4,7 @@
 
 pub mod embedded;
 pub mod environment;
+mod heads;
 mod http;
 mod load;
 mod plan;

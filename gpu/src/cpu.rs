@@ -2,9 +2,10 @@
 //! Invariant: after the first step of a size, a step allocates nothing here; results do not depend on threads.
 
 use crate::batch::Batch;
+use crate::heads::math;
 use crate::ops::{
-    Ask, AttentionRows, Fault, GateUp, GatedRows, HeadNorms, KvShape, Linear, Norm, Ops, OpsError, Qkv, Reduced,
-    Residual, Site,
+    Activation, Ask, AttentionRows, Fault, GateUp, GatedRows, HeadNorms, KvShape, LayerNorm, Linear, Norm, Ops,
+    OpsError, Qkv, Reduced, Residual, Site,
 };
 use crate::weights::{Rope, RopeLayout, Tensor};
 use smallvec::SmallVec;
@@ -342,6 +343,45 @@ impl Ops for Cpu {
             let reduced = self.reduce_row(row, ask);
             out.push(reduced);
         }
+    }
+
+    fn split_column(&mut self, rows: &mut CpuRows, column: usize, out: &mut Vec<f32>) {
+        out.clear();
+        let width = rows.width;
+        for row in rows.values_mut().chunks_exact_mut(width) {
+            let value = row[column];
+            out.push(value);
+            if value < f32::INFINITY {
+                row[column] = f32::NEG_INFINITY;
+            }
+        }
+    }
+
+    fn fill(&mut self, values: &[f32], out: &mut CpuRows) {
+        let rows = values.len() / out.width;
+        out.resize(rows).copy_from_slice(values);
+    }
+
+    fn place(&mut self, part: &CpuRows, column: usize, out: &mut CpuRows) {
+        let (from, to) = (part.width, out.width);
+        for (part, row) in part.values().chunks_exact(from).zip(out.resize(part.rows).chunks_exact_mut(to)) {
+            row[column..column + from].copy_from_slice(part);
+        }
+    }
+
+    fn layer_norm(&mut self, x: &CpuRows, norm: &LayerNorm<Vec<f32>>, out: &mut CpuRows) {
+        let width = x.width;
+        for (x, out) in x.values().chunks_exact(width).zip(out.resize(x.rows).chunks_exact_mut(width)) {
+            math::layer_norm(x, norm, out);
+        }
+    }
+
+    fn activate(&mut self, rows: &mut CpuRows, activation: Activation) {
+        math::activate(rows.values_mut(), activation);
+    }
+
+    fn add(&mut self, sum: &mut CpuRows, delta: &CpuRows) {
+        activation::add(sum.values_mut(), delta.values());
     }
 
     fn row<'a>(&'a mut self, rows: &'a CpuRows, index: usize) -> &'a [f32] {

@@ -3,12 +3,13 @@
 //! every executor has KV memory, scratch and threads of its own, so a new one starts clean after a panic of the old.
 
 use crate::cpu::{Cpu, CpuOptions};
+use crate::heads::{self, HeadFiles, HeadSource, Network, Seat};
 use crate::models::blocks::{Decoder, Memory, Scratch};
 use crate::models::{self, parts::Parts};
 use crate::ops::{KvFormat, KvShape, Ops, OpsError};
 use crate::runner::{Runner, RunnerParts};
 use crate::weights::{self, ModelConfig, ModelFiles, WeightsError};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
 use tokenrouter_core::ids::TokenId;
@@ -36,6 +37,8 @@ pub struct LoadOptions {
     pub step_tokens_max: u32,
     /// Number of real tokens: ids from here on are padding and never drawn; `None` = the whole row.
     pub real_vocab: Option<u32>,
+    /// The learned head whose score the routing reads.
+    pub head: Option<HeadSource>,
 }
 
 impl Default for LoadOptions {
@@ -49,6 +52,7 @@ impl Default for LoadOptions {
             rows_max: 64,
             step_tokens_max: 512,
             real_vocab: None,
+            head: None,
         }
     }
 }
@@ -86,6 +90,27 @@ pub enum LoadError {
         asked: u32,
         /// The model's own.
         model: usize,
+    },
+    /// A learned head for hidden rows of another width.
+    #[error(
+        "head {}: made for a model with {what} of {head}, this one has {model}; use the head that was trained for this model",
+        folder.display()
+    )]
+    HeadWidth {
+        /// Folder of the head.
+        folder: PathBuf,
+        /// Which width.
+        what: &'static str,
+        /// The head's.
+        head: usize,
+        /// The model's.
+        model: usize,
+    },
+    /// A learned head that cannot be used, or not with this model.
+    #[error("head {reason}")]
+    Head {
+        /// Which one and why.
+        reason: String,
     },
     /// A step size that makes no sense.
     #[error("{what} is {value}; it must be between 1 and {max}")]
@@ -167,6 +192,13 @@ pub struct LoadedModel {
     kv_shape: KvShape,
     limits: ExecutorLimits,
     real_vocab: u32,
+    head: Option<LoadedHead>,
+}
+
+/// A learned head in memory.
+enum LoadedHead {
+    Network(Arc<Network<Cpu>>),
+    Row(TokenId),
 }
 
 /// Opens and loads a model from a GGUF file or an HF directory.
@@ -187,6 +219,7 @@ pub fn load_files(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<LoadedModel, LoadError> {
     let plan = plan(files, options, 0)?;
+    let head_files = open_head(&files.config, options)?;
     let cpu = CpuOptions { threads: options.threads, cores: options.cores.clone().unwrap_or_default() };
     let total = files.weights.total_bytes();
     let mut ops = Cpu::new(&cpu)?;
@@ -200,6 +233,11 @@ pub fn load_files(
         loaded: 0,
     })?;
     report(total);
+    let head = match (&options.head, head_files) {
+        (_, Some(head)) => Some(LoadedHead::Network(Arc::new(Network::new(&mut ops, &head)?))),
+        (Some(HeadSource::Row { token }), None) => Some(LoadedHead::Row(*token)),
+        _ => None,
+    };
     let vocab_width = plan.limits.vocab_width;
     Ok(LoadedModel {
         info: info(files, &plan),
@@ -209,6 +247,7 @@ pub fn load_files(
         kv_shape: plan.kv_shape,
         limits: plan.limits,
         real_vocab: options.real_vocab.unwrap_or(vocab_width).min(vocab_width),
+        head,
     })
 }
 
@@ -239,7 +278,12 @@ impl LoadedModel {
         let (tokens, outputs) = (limits.step_tokens_max as usize, limits.rows_max as usize);
         let scratch = Scratch::new(&mut ops, &self.config, tokens, outputs)?;
         let (model, real_vocab) = (self.decoder.clone(), self.real_vocab);
-        Ok(Runner::new(RunnerParts { ops, model, memory: Memory { kv, scratch }, limits, real_vocab }))
+        let head = match &self.head {
+            Some(LoadedHead::Network(network)) => Some(Seat::network(&mut ops, network.clone(), outputs)?),
+            Some(LoadedHead::Row(token)) => Some(Seat::row(*token)),
+            None => None,
+        };
+        Ok(Runner::new(RunnerParts { ops, model, memory: Memory { kv, scratch }, limits, real_vocab, head }))
     }
 }
 
@@ -269,6 +313,40 @@ pub struct Checked {
 pub fn check(files: &ModelFiles, options: &LoadOptions, taken: u64) -> Result<Checked, LoadError> {
     let Plan { limits, bytes, .. } = plan(files, options, taken)?;
     Ok(Checked { limits, bytes })
+}
+
+/// Opens the learned head and checks that it fits the model.
+fn open_head(config: &ModelConfig, options: &LoadOptions) -> Result<Option<HeadFiles>, LoadError> {
+    let (folder, family) = match &options.head {
+        None => return Ok(None),
+        Some(HeadSource::Row { token }) if (*token as usize) < config.vocab => return Ok(None),
+        Some(HeadSource::Row { token }) => {
+            let reason = format!("is row {token} of the output layer, which has {}; name a token it has", config.vocab);
+            return Err(LoadError::Head { reason });
+        }
+        Some(HeadSource::Checkpoint { path, family }) => (path, *family),
+    };
+    let files = heads::open(folder).map_err(|error| LoadError::Head { reason: error.to_string() })?;
+    let head = &files.config;
+    if head.family != family {
+        let (found, wanted) = (head.family.name(), family.name());
+        let reason = format!("{}: is of family {found}, the algorithm needs {wanted}", folder.display());
+        return Err(LoadError::Head { reason });
+    }
+    let inputs = head.class.inputs();
+    let widths = [
+        ("hidden rows", inputs.hidden, head.hidden_size, config.hidden),
+        ("token embeddings", inputs.token, head.embedding_size, config.hidden),
+    ];
+    if let Some(&(what, _, head, model)) = widths.iter().find(|(_, read, head, model)| *read && head != model) {
+        return Err(LoadError::HeadWidth { folder: folder.clone(), what, head, model });
+    }
+    if head.logits_size > config.vocab {
+        let (top, vocab) = (head.logits_size, config.vocab);
+        let reason = format!("{}: reads the {top} highest logits of a model with {vocab}", folder.display());
+        return Err(LoadError::Head { reason });
+    }
+    Ok(Some(files))
 }
 
 fn plan(files: &ModelFiles, options: &LoadOptions, taken: u64) -> Result<Plan, LoadError> {
@@ -301,7 +379,9 @@ fn plan(files: &ModelFiles, options: &LoadOptions, taken: u64) -> Result<Plan, L
         return Err(LoadError::KvTooSmall { bytes, page_bytes, sequence_bytes });
     }
     let (rows_max, step_tokens_max) = (options.rows_max, options.step_tokens_max);
-    let weights = files.weights.total_bytes();
+    // The kernels keep a repacked copy of a head beside its file.
+    let head = open_head(config, options)?.map_or(0, |head| 2 * head.weights.total_bytes());
+    let weights = files.weights.total_bytes().saturating_add(head);
     let kv = page_bytes.saturating_mul(u64::from(pages));
     let scratch = Scratch::<Cpu>::bytes(config, step_tokens_max as usize, rows_max as usize);
     let bytes = weights.saturating_add(kv).saturating_add(scratch);

@@ -33,6 +33,26 @@ pub struct Norm<V> {
     pub eps: f32,
 }
 
+/// A layer norm: `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, `var` being the mean square deviation.
+#[derive(Debug)]
+pub struct LayerNorm<V> {
+    /// Weight, as wide as the rows.
+    pub weight: V,
+    /// Bias, as wide as the rows.
+    pub bias: V,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+/// A function applied to every value of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / 2 * (1 + erf(x / sqrt 2))`: the exact GELU, not its tanh approximation.
+    Gelu,
+    /// `max(x, 0)`
+    Relu,
+}
+
 /// `y = W x + b` with `W` of shape `[n_out, k_in]`.
 #[derive(Debug)]
 pub struct Linear<M, V> {
@@ -252,6 +272,25 @@ pub trait Ops {
 
     /// Answers `asks[i]` about row `i` of `logits` into `out[i]`.
     fn reduce(&mut self, logits: &Self::Rows, asks: &[Ask], out: &mut Vec<Result<Reduced, Fault>>);
+
+    /// Takes column `column` out of the rows: its values go to `out`, and minus infinity takes their place, so that the
+    /// column has no part in the distribution any more. NaN and plus infinity stay where they are, to be found.
+    fn split_column(&mut self, rows: &mut Self::Rows, column: usize, out: &mut Vec<f32>);
+
+    /// Rows from host memory: `values` is `[rows, width of out]`.
+    fn fill(&mut self, values: &[f32], out: &mut Self::Rows);
+
+    /// Writes the rows of `part` side by side with what `out` has: into its columns from `column` on.
+    fn place(&mut self, part: &Self::Rows, column: usize, out: &mut Self::Rows);
+
+    /// `out = norm(x)`
+    fn layer_norm(&mut self, x: &Self::Rows, norm: &LayerNorm<Self::Vector>, out: &mut Self::Rows);
+
+    /// `rows = activation(rows)`
+    fn activate(&mut self, rows: &mut Self::Rows, activation: Activation);
+
+    /// `sum += delta`
+    fn add(&mut self, sum: &mut Self::Rows, delta: &Self::Rows);
 
     /// A row as host memory.
     fn row<'a>(&'a mut self, rows: &'a Self::Rows, index: usize) -> &'a [f32];

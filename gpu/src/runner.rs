@@ -3,6 +3,7 @@
 //! alone; a step that is refused has not touched the device.
 
 use crate::batch::Batch;
+use crate::heads::{Seat, Source};
 use crate::models::blocks::{Decoder, Memory};
 use crate::ops::{Ask, Fault, Ops, Reduced};
 use crate::sampling::{Sampler, is_plain_greedy};
@@ -23,6 +24,7 @@ pub struct Runner<O: Ops> {
     asks: Vec<Ask>,
     reduced: Vec<Result<Reduced, Fault>>,
     sampler: Sampler,
+    head: Option<Seat<O>>,
 }
 
 /// What a runner is made of.
@@ -37,6 +39,8 @@ pub struct RunnerParts<O: Ops> {
     pub limits: ExecutorLimits,
     /// Ids at and above this are padding and never drawn.
     pub real_vocab: u32,
+    /// The learned head, with scratch for `limits.rows_max` rows.
+    pub head: Option<Seat<O>>,
 }
 
 impl<O: Ops> Runner<O> {
@@ -53,10 +57,11 @@ impl<O: Ops> Runner<O> {
             asks: Vec::new(),
             reduced: Vec::new(),
             sampler: Sampler::new(parts.limits.vocab_width as usize, real_vocab),
+            head: parts.head,
         }
     }
 
-    /// Raw logits that row `row` of the last step had; `None` if it drew nothing.
+    /// Raw logits that row `row` of the last step had, less a column that its head takes out; `None` if it drew nothing.
     pub fn last_logits(&mut self, row: usize) -> Option<&[f32]> {
         let output = self.output_of(row)?;
         Some(self.ops.row(&self.memory.scratch.logits, output))
@@ -71,6 +76,18 @@ impl<O: Ops> Runner<O> {
     fn output_of(&self, row: usize) -> Option<usize> {
         let span = self.batch.spans.get(row)?;
         self.batch.outputs.binary_search(&(span.row + span.len - 1)).ok()
+    }
+
+    /// A score that nothing here can give is a mistake of whoever set up the routing.
+    fn refuse_scores(&self, step: &Step) -> Result<(), ExecutorError> {
+        let asks = |row: &&Row| row.draw.as_ref().is_some_and(|draw| draw.needs.score);
+        match step.rows.iter().find(asks).filter(|_| self.head.is_none()) {
+            None => Ok(()),
+            Some(row) => Err(ExecutorError::Step(format!(
+                "{}: asks for the score of a learned head, but this model was loaded without one; name it in router.params.head",
+                row.request
+            ))),
+        }
     }
 
     fn draw(&mut self, output: usize, draw: &Draw, position: u32) -> RowOutput {
@@ -101,15 +118,21 @@ impl<O: Ops> Executor for Runner<O> {
     }
 
     fn step(&mut self, step: &Step) -> Result<StepOutput, ExecutorError> {
+        self.refuse_scores(step)?;
         self.batch.fill(step, &self.limits)?;
         if self.batch.tokens.is_empty() {
             return Ok(StepOutput::default());
         }
         self.model.forward(&mut self.ops, &self.batch, &mut self.memory);
+        let scratch = &mut self.memory.scratch;
+        if let Some(head) = self.head.as_mut().filter(|_| !self.batch.outputs.is_empty()) {
+            head.split(&mut self.ops, &mut scratch.logits);
+        }
         let draws = step.rows.iter().filter_map(|row| row.draw.as_ref());
+        let head_top = self.head.as_ref().map_or(0, Seat::top_k);
         self.asks.clear();
-        self.asks.extend(draws.map(|draw| signals::ask(draw, self.real_vocab)));
-        self.ops.reduce(&self.memory.scratch.logits, &self.asks, &mut self.reduced);
+        self.asks.extend(draws.map(|draw| signals::ask(draw, self.real_vocab, head_top)));
+        self.ops.reduce(&scratch.logits, &self.asks, &mut self.reduced);
         let mut outputs = 0;
         let mut answer = |row: &Row| match &row.draw {
             None => RowOutput::Fed,
@@ -119,6 +142,11 @@ impl<O: Ops> Executor for Runner<O> {
                 self.draw(output, draw, row.start + row.tokens.len() as u32)
             }
         };
-        Ok(StepOutput { rows: step.rows.iter().map(&mut answer).collect() })
+        let mut rows: Vec<RowOutput> = step.rows.iter().map(&mut answer).collect();
+        if let Some(head) = &mut self.head {
+            let source = Source { hidden: &self.memory.scratch.outputs, embed: &self.model.embed };
+            head.score(&mut self.ops, source, (step, &mut rows));
+        }
+        Ok(StepOutput { rows })
     }
 }

@@ -5,16 +5,19 @@ use crate::ops::{Ask, Reduced};
 use tokenrouter_core::executor::{Draw, Entropy, Signals, TokenLogprobs};
 use tokenrouter_core::ids::TokenId;
 
-/// What a draw wants to know about its row of logits, of which the first `real_vocab` are tokens.
-pub fn ask(draw: &Draw, real_vocab: usize) -> Ask {
+/// What a draw wants to know about its row of logits, of which the first `real_vocab` are tokens; a learned head that is
+/// asked reads the `head_top` highest.
+pub fn ask(draw: &Draw, real_vocab: usize, head_top: usize) -> Ask {
+    let own = usize::from(draw.needs.top_k);
     Ask {
         real_vocab,
         distribution: draw.needs.entropy || draw.logprobs.is_some(),
-        top_k: usize::from(draw.needs.top_k),
+        top_k: if draw.needs.score { own.max(head_top) } else { own },
     }
 }
 
-/// The signals a draw needs, from the reduction of its row of `width` logits; `hidden` is read only if asked for.
+/// The signals a draw needs, from the reduction of its row of `width` logits; `hidden` is read only if asked for. The
+/// score comes later, when all rows are drawn, and `top` is cut to what the draw asked for then.
 pub fn signals<'a>(draw: &Draw, reduced: &mut Reduced, width: u32, hidden: impl FnOnce() -> &'a [f32]) -> Signals {
     Signals {
         entropy: draw.needs.entropy.then_some(Entropy { nats: reduced.entropy, width }),

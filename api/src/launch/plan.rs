@@ -2,7 +2,7 @@
 //! Owner: the launcher. Invariant: a [`Plan`] that exists can be loaded unless the machine fails; all its models share
 //! one token table.
 
-use super::{LaunchError, scripted};
+use super::{LaunchError, heads, scripted};
 use crate::text::ModelText;
 use serde_json::Value as Json;
 use std::fmt::Display;
@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokenrouter_config::{Bytes, ConfigError, DEFAULT_KV_BYTES, KvBudget, LaunchFile, Model};
 use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
+use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::routing::catalog::Catalog;
-use tokenrouter_core::routing::{Algorithm, RoutingError, script};
+use tokenrouter_core::routing::{Algorithm, HeadSpec, RoutingError, script};
 use tokenrouter_gpu::cpu::Cpu;
 use tokenrouter_gpu::load::{self, KvMemory, LoadError, LoadOptions};
 use tokenrouter_gpu::ops::{KvFormat, KvShape, Ops};
-use tokenrouter_gpu::weights::{self, Inspection, ModelConfig, ModelFiles};
+use tokenrouter_gpu::weights::{self, Inspection, ModelConfig, ModelFiles, TokenTable};
 use tokenrouter_kernels::sys;
 
 /// A launch file whose models were opened and checked.
@@ -36,6 +37,8 @@ pub struct PlannedModel {
     pub files: ModelFiles,
     /// What is known of it.
     pub inspection: Inspection,
+    /// Its tokens as the other models must have them: without the one that is the row of a learned head.
+    pub shared_tokens: TokenTable,
     /// Vocabulary and chat template.
     pub text: ModelText,
     /// How it is loaded.
@@ -53,30 +56,33 @@ pub fn algorithm(file: &LaunchFile, catalog: Catalog) -> Result<Arc<dyn Algorith
     if router.algorithm == script::ENTRY.name {
         return scripted::algorithm(file, catalog);
     }
-    catalog.build(&router.algorithm, &Json::Object(router.params.clone()), router.models.len()).map_err(|error| {
-        match &error {
-            RoutingError::Unknown { name, known } => {
-                let names: Vec<&str> = known.split(", ").collect();
-                let hint = match tokenrouter_config::nearest(name, names) {
-                    Some(near) => format!("did you mean `{near}`?"),
-                    None => format!("known: {known}"),
-                };
-                file.error_at("router.algorithm", format!("unknown routing algorithm `{name}`; {hint}"))
-            }
-            RoutingError::Models { .. } => {
-                file.error_at("router.models", format!("{error}; change router.models or router.algorithm"))
-            }
-            RoutingError::Param { message, .. } => wrong_param(file, catalog, message),
-            RoutingError::Request { message } => file.error_at("router.params", message),
+    let params = heads::params(file, catalog)?;
+    catalog.build(&router.algorithm, &Json::Object(params.clone()), router.models.len()).map_err(|error| match &error {
+        RoutingError::Unknown { name, known } => {
+            let names: Vec<&str> = known.split(", ").collect();
+            let hint = match tokenrouter_config::nearest(name, names) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("known: {known}"),
+            };
+            file.error_at("router.algorithm", format!("unknown routing algorithm `{name}`; {hint}"))
         }
+        RoutingError::Models { .. } => {
+            file.error_at("router.models", format!("{error}; change router.models or router.algorithm"))
+        }
+        RoutingError::Param { message, .. } => wrong_param(file, (catalog, &params), message),
+        RoutingError::Request { message } => file.error_at("router.params", message),
     })
 }
 
 /// The algorithm words its own errors, and not all of them name the key. It is the one the algorithm does not have, or
 /// else the one without which the others are accepted.
-fn wrong_param(file: &LaunchFile, catalog: Catalog, message: &str) -> ConfigError {
+fn wrong_param(
+    file: &LaunchFile,
+    (catalog, given): (Catalog, &serde_json::Map<String, Json>),
+    message: &str,
+) -> ConfigError {
     let algorithm = &file.router.algorithm;
-    let (known, given) = (known_params(algorithm, catalog), &file.router.params);
+    let known = known_params(algorithm, catalog);
     let unknown = given.keys().find(|key| !known.contains(&key.as_str()));
     let accepted_without = |key: &&String| {
         let mut others = given.clone();
@@ -92,7 +98,7 @@ fn wrong_param(file: &LaunchFile, catalog: Catalog, message: &str) -> ConfigErro
     file.error_at(&place, format!("{place}: {message}{hint}"))
 }
 
-fn known_params(algorithm: &str, catalog: Catalog) -> Vec<&'static str> {
+pub(super) fn known_params(algorithm: &str, catalog: Catalog) -> Vec<&'static str> {
     let entry = catalog.entries().find(|entry| entry.name == algorithm);
     entry.map(|entry| entry.params.iter().map(|param| param.name).collect()).unwrap_or_default()
 }
@@ -104,10 +110,12 @@ impl Plan {
     /// [`LaunchError::Config`] at the key that is wrong.
     pub fn new(mut file: LaunchFile, paths: Vec<PathBuf>, catalog: Catalog) -> Result<Plan, LaunchError> {
         let algorithm = algorithm(&file, catalog)?;
+        file.router.params = heads::params(&file, catalog)?;
         let mut models: Vec<PlannedModel> = Vec::new();
         let mut taken = 0u64;
         for (index, path) in paths.iter().enumerate() {
-            let (planned, bytes) = plan_model(&file, index, (path, taken))?;
+            let head = algorithm.head(ModelIdx(index as u8));
+            let (planned, bytes) = plan_model(&file, index, (path, taken, head))?;
             taken = taken.saturating_add(bytes);
             if let Some(first) = models.first() {
                 same_tokens(&file, first, &planned)?;
@@ -128,7 +136,7 @@ impl Plan {
 fn plan_model(
     file: &LaunchFile,
     index: usize,
-    (path, taken): (&Path, u64),
+    (path, taken, head): (&Path, u64, Option<HeadSpec>),
 ) -> Result<(PlannedModel, u64), ConfigError> {
     let model = &file.models[index];
     let wrong = |key: &str, problem: &dyn Display| file.error_at(&format!("models.{}.{key}", model.name), problem);
@@ -136,10 +144,22 @@ fn plan_model(
     let inspection = files.inspect().map_err(|error| wrong("path", &error))?;
     let text = ModelText::load(&files).map_err(|error| wrong("path", &error))?;
     usable_cores(model).map_err(|problem| wrong("cores", &problem))?;
-    let refused = |error: LoadError| wrong(faulty_key(model, &error), &format_args!("model `{}`: {error}", model.name));
-    let options = options(model, &inspection, file.server.live_max).map_err(refused)?;
+    let refused = |error: LoadError| {
+        let message = format!("model `{}`: {error}", model.name);
+        match error {
+            LoadError::Head { .. } | LoadError::HeadWidth { .. } => file.error_at(heads::KEY, message),
+            error => wrong(faulty_key(model, &error), &message),
+        }
+    };
+    let mut options = options(model, &inspection, file.server.live_max).map_err(refused)?;
+    let mut shared_tokens = inspection.tokens;
+    if let Some(HeadSpec::Row { token }) = &head {
+        shared_tokens = files.tokens_without(token).map_err(|error| wrong("path", &error))?;
+    }
+    options.head = head.map(|head| heads::source(file, &model.name, (head, &text))).transpose()?;
     let load::Checked { limits, bytes } = load::check(&files, &options, taken).map_err(refused)?;
-    Ok((PlannedModel { name: model.name.clone(), files, inspection, text, options, limits }, bytes))
+    let name = model.name.clone();
+    Ok((PlannedModel { name, files, inspection, shared_tokens, text, options, limits }, bytes))
 }
 
 /// The key of a model's table that an error of the loader is about.
@@ -151,7 +171,11 @@ fn faulty_key(model: &Model, error: &LoadError) -> &'static str {
             KvBudget::Tokens(_) => "kv_tokens",
             KvBudget::Memory(_) | KvBudget::Default => "kv_memory",
         },
-        LoadError::Weights(_) | LoadError::Ops(_) | LoadError::Architecture { .. } => "path",
+        LoadError::Weights(_)
+        | LoadError::Ops(_)
+        | LoadError::Architecture { .. }
+        | LoadError::Head { .. }
+        | LoadError::HeadWidth { .. } => "path",
     }
 }
 
@@ -179,6 +203,7 @@ fn options(model: &Model, inspection: &Inspection, live_max: u32) -> Result<Load
         rows_max: model.rows_max,
         step_tokens_max: model.step_tokens_max,
         real_vocab: Some(inspection.tokens.len),
+        head: None,
     })
 }
 
@@ -208,7 +233,7 @@ fn kv_format(model: &Model) -> KvFormat {
 
 /// All models of a router speak in the same token ids.
 fn same_tokens(file: &LaunchFile, first: &PlannedModel, other: &PlannedModel) -> Result<(), ConfigError> {
-    let (a, b) = (first.inspection.tokens, other.inspection.tokens);
+    let (a, b) = (first.shared_tokens, other.shared_tokens);
     if a == b {
         return Ok(());
     }

@@ -18,6 +18,7 @@ mod rope;
 mod safetensors;
 mod tensor;
 mod tokens;
+pub mod torch;
 
 pub use architectures::{ARCHITECTURES, Architecture};
 pub use error::{Result, WeightsError};
@@ -98,9 +99,10 @@ impl ModelFiles {
     /// # Errors
     /// A vocabulary that cannot be read, or that has more tokens than the embedding has rows.
     pub fn inspect(&self) -> Result<Inspection> {
-        let (file, tokens) = match &self.text {
-            TextSource::Hf(text) => (text.tokenizer.as_path(), TokenTable::of_hf(&text.tokenizer)?),
-            TextSource::Gguf(gguf) => (gguf.path(), TokenTable::of_gguf(gguf.path(), gguf.metadata())?),
+        let tokens = self.tokens(None)?;
+        let file = match &self.text {
+            TextSource::Hf(text) => text.tokenizer.as_path(),
+            TextSource::Gguf(gguf) => gguf.path(),
         };
         if tokens.len as usize > self.config.vocab {
             let reason = format!("has {} tokens for {} rows of the embedding", tokens.len, self.config.vocab);
@@ -113,6 +115,31 @@ impl ModelFiles {
             tokens,
         })
     }
+
+    /// The real tokens as they would be without the token of this text (the extra row of a Co-LLM model).
+    ///
+    /// # Errors
+    /// A vocabulary that cannot be read.
+    pub fn tokens_without(&self, text: &str) -> Result<TokenTable> {
+        self.tokens(Some(text))
+    }
+
+    fn tokens(&self, without: Option<&str>) -> Result<TokenTable> {
+        match &self.text {
+            TextSource::Hf(text) => TokenTable::of_hf(&text.tokenizer, without),
+            TextSource::Gguf(gguf) => TokenTable::of_gguf(gguf.path(), gguf.metadata(), without),
+        }
+    }
+}
+
+/// Maps one safetensors file and lists its tensors under the names they have there.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_safetensors(path: &Path) -> Result<Weights> {
+    let file = MappedFile::open(path)?;
+    let entries = safetensors::entries(&file, 0)?;
+    Weights::new(path, vec![file], entries, |name| Some(name.to_owned()))
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ fn weight_map(index: &Path) -> Result<BTreeMap<String, String>> {
 }
 
 /// The tensors of one mapped file.
-fn entries(file: &Arc<MappedFile>, number: usize) -> Result<Vec<Entry>> {
+pub(super) fn entries(file: &Arc<MappedFile>, number: usize) -> Result<Vec<Entry>> {
     let (path, bytes) = (file.path(), file.bytes());
     let (header_len, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| refuse(file, error))?;
     refuse_repeated_names(path, &bytes[8..8 + header_len], &metadata)?;

@@ -47,21 +47,23 @@ impl TokenTable {
         TokenTable { len, digest: TokenDigest(hash) }
     }
 
-    /// The table in GGUF metadata.
-    pub(super) fn of_gguf(path: &Path, metadata: &Metadata) -> Result<Self> {
+    /// The table in GGUF metadata, less the token of the text `without`.
+    pub(super) fn of_gguf(path: &Path, metadata: &Metadata, without: Option<&str>) -> Result<Self> {
         let tokens = gguf_tokens(metadata)
             .map_err(|(key, reason)| WeightsError::invalid(path, format!("key {key:?}"), reason))?;
-        Ok(Self::of(tokens.iter().filter(|token| token.kind != UNUSED).map(|token| (token.id, token.text))))
+        let real = tokens.iter().filter(|token| token.kind != UNUSED && without != Some(token.text));
+        Ok(Self::of(real.map(|token| (token.id, token.text))))
     }
 
-    /// The table in a `tokenizer.json`.
-    pub(super) fn of_hf(path: &Path) -> Result<Self> {
+    /// The table in a `tokenizer.json`, less the token of the text `without`.
+    pub(super) fn of_hf(path: &Path, without: Option<&str>) -> Result<Self> {
         let file: HfTokenizer = json::read_as(path)?;
         let mut table: BTreeMap<u32, &str> = match &file.model.vocab {
             HfVocab::Ids(ids) => ids.iter().map(|(text, &id)| (id, text.as_str())).collect(),
             HfVocab::Scores(list) => (0..).zip(list).map(|(id, (text, _))| (id, text.as_str())).collect(),
         };
         table.extend(file.added_tokens.iter().map(|token| (token.id, token.content.as_str())));
+        table.retain(|_, text| without != Some(*text));
         Ok(Self::of(table))
     }
 }

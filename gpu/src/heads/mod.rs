@@ -1,0 +1,97 @@
+//! Learned heads: small networks, or one row of the output layer, that score the step of a model on its device.
+//! Owner: the loaded model holds the weights, each runner a seat with scratch. Invariant: the score of a row depends on
+//! that row alone, bit for bit, whatever else is in the step.
+//!
+//! A converted head is a folder with `head.json` ([`HeadConfig`]) and `head.safetensors` (tensors under the names that
+//! the authors' code gives them). `tokenrouter convert-router` writes such a folder from a published checkpoint.
+
+mod config;
+mod convert;
+pub mod math;
+mod network;
+mod seat;
+
+pub use config::{Class, Family, HeadConfig, Inputs, R2R_CLASSES};
+pub use convert::{Conversion, convert};
+pub use network::{Network, Scratch};
+pub use seat::{Seat, Source};
+
+use crate::weights::{self, Weights, WeightsError};
+use std::path::{Path, PathBuf};
+use tokenrouter_core::ids::TokenId;
+
+/// File names in the folder of a converted head.
+pub const CONFIG_FILE: &str = "head.json";
+/// The tensors.
+pub const WEIGHTS_FILE: &str = "head.safetensors";
+/// Longest description, bytes.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
+/// The head that a model is loaded with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeadSource {
+    /// A converted checkpoint.
+    Checkpoint {
+        /// Its folder.
+        path: PathBuf,
+        /// What it must be.
+        family: Family,
+    },
+    /// The row of the output layer of this token: its raw logit is taken out of every row before anything else looks at
+    /// the logits, so it is never drawn and has no part in entropy, highest logits or log-probabilities. (Co-LLM.)
+    Row {
+        /// The token.
+        token: TokenId,
+    },
+}
+
+/// A converted head whose files are open and checked.
+#[derive(Debug)]
+pub struct HeadFiles {
+    /// Its folder.
+    pub path: PathBuf,
+    /// Its description.
+    pub config: HeadConfig,
+    /// Its tensors: exactly those of [`HeadConfig::tensors`].
+    pub weights: Weights,
+}
+
+/// Reads the description of a converted head.
+///
+/// # Errors
+/// [`WeightsError`] naming the file and the key.
+pub fn describe(folder: &Path) -> Result<HeadConfig, WeightsError> {
+    let path = folder.join(CONFIG_FILE);
+    let len = std::fs::metadata(&path).map_err(|reason| WeightsError::io(&path, reason))?.len();
+    if len > CONFIG_BYTES_MAX {
+        return Err(WeightsError::invalid(&path, "file", format!("has {len} bytes, the limit is {CONFIG_BYTES_MAX}")));
+    }
+    let bytes = std::fs::read(&path).map_err(|reason| WeightsError::io(&path, reason))?;
+    let config: HeadConfig =
+        serde_json::from_slice(&bytes).map_err(|error| WeightsError::invalid(&path, "json", error.to_string()))?;
+    config.check().map_err(|reason| WeightsError::invalid(&path, "key", reason))?;
+    Ok(config)
+}
+
+/// Opens a converted head.
+///
+/// # Errors
+/// [`WeightsError`] naming the file and the key or tensor: one that is missing, of another shape, or not of this network.
+pub fn open(folder: &Path) -> Result<HeadFiles, WeightsError> {
+    let config = describe(folder)?;
+    let file = folder.join(WEIGHTS_FILE);
+    let weights = weights::open_safetensors(&file)?;
+    let expected = config.tensors();
+    for (name, shape) in &expected {
+        weights.expect(name, *shape)?;
+    }
+    if let Some(extra) = weights.names().find(|name| !expected.iter().any(|(known, _)| known == name)) {
+        let reason =
+            format!("is not a tensor of {} with these sizes; convert the checkpoint again", config.class.name());
+        return Err(WeightsError::invalid(&file, format!("tensor {extra:?}"), reason));
+    }
+    Ok(HeadFiles { path: folder.to_owned(), config, weights })
+}
+
+#[cfg(test)]
+mod tests;

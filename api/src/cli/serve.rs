@@ -1,12 +1,14 @@
 //! `tokenrouter serve`: the OpenAI API until a signal says stop. Owner: the process. Invariant: on the first signal no new
-//! request is taken and running ones may end within `drain_ms`; on the second everything ends at once.
+//! request is taken and running ones may end within `drain_ms`; on the second everything ends at once. SIGHUP reads the
+//! routing algorithm again.
 
 use super::logs::{self, Talk};
 use super::{CliError, Context};
 use crate::http::{self, Listen};
-use crate::launch::{self, LaunchError, Loaded};
+use crate::launch::{self, LaunchError, Loaded, Reloader};
 use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::Duration;
 use tokenrouter_actors::runtime::Runtime;
 use tokenrouter_config::{Bytes, LaunchFile};
@@ -30,8 +32,10 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     let file = launch::read(context.common.config.as_deref(), &overrides, &context.environment)?;
     logs::start(context, &file, Talk::Server)?;
     let addresses = addresses(&file)?;
-    let loaded = super::run::load(context, file)?;
-    actix_rt::System::new().block_on(serve(context, &loaded, addresses))
+    let mut loaded = super::run::load(context, file)?;
+    let config = context.common.config.clone();
+    let reloader = Arc::new(Reloader::new(config, overrides, context.environment.clone(), &mut loaded));
+    actix_rt::System::new().block_on(serve(context, (&loaded, reloader), addresses))
 }
 
 fn addresses(file: &LaunchFile) -> Result<Vec<SocketAddr>, LaunchError> {
@@ -43,9 +47,14 @@ fn addresses(file: &LaunchFile) -> Result<Vec<SocketAddr>, LaunchError> {
     Ok(found.take(if port == 0 { 1 } else { usize::MAX }).collect())
 }
 
-async fn serve(context: &Context, loaded: &Loaded, addresses: Vec<SocketAddr>) -> Result<(), CliError> {
+async fn serve(
+    context: &Context,
+    (loaded, reloader): (&Loaded, Arc<Reloader>),
+    addresses: Vec<SocketAddr>,
+) -> Result<(), CliError> {
     let runtime = loaded.start()?;
-    let app = launch::app(loaded, runtime.clone())?;
+    let asked = Arc::clone(&reloader);
+    let app = launch::app(loaded, runtime.clone())?.with_reload(Arc::new(move || reload(&asked)));
     let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4));
     let listen = Listen { addresses, workers };
     let (server, bound) = http::server(app, &listen).map_err(|error| {
@@ -62,10 +71,18 @@ async fn serve(context: &Context, loaded: &Loaded, addresses: Vec<SocketAddr>) -
     let handle = server.handle();
     let mut running = actix_rt::spawn(server);
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::select! {
-        ended = &mut running => return ended.map_err(io::Error::other)?.map_err(CliError::Io),
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
+    let mut hangup = signal(SignalKind::hangup())?;
+    loop {
+        tokio::select! {
+            ended = &mut running => return ended.map_err(io::Error::other)?.map_err(CliError::Io),
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+            _ = hangup.recv() => {
+                let reloader = Arc::clone(&reloader);
+                // What came of it is in the log.
+                tokio::task::spawn_blocking(move || reload(&reloader).is_ok());
+            }
+        }
     }
     let limit = Duration::from_millis(loaded.file.server.drain_ms);
     tracing::info!(limit_ms = limit.as_millis() as u64, "stopping: no new requests; a second signal stops at once");
@@ -79,6 +96,20 @@ async fn serve(context: &Context, loaded: &Loaded, addresses: Vec<SocketAddr>) -
     }
     handle.stop(!second).await;
     Ok(())
+}
+
+/// Reads the routing algorithm again and says in the log what came of it.
+fn reload(reloader: &Reloader) -> Result<String, String> {
+    match reloader.reload() {
+        Ok(algorithm) => {
+            tracing::info!(%algorithm, "reloaded: new requests follow the files as they are now");
+            Ok(algorithm)
+        }
+        Err(error) => {
+            tracing::error!(%error, "not reloaded: the routing algorithm is as before");
+            Err(error.to_string())
+        }
+    }
 }
 
 async fn stop(runtime: &Runtime, limit: Duration) {

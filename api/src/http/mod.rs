@@ -5,6 +5,7 @@
 //! Half-closed connections: a client that shuts down its sending side is taken for gone and its request is aborted. It
 //! looks the same as a client that closed, and a closed client must free its memory within one step.
 
+mod admin;
 mod answer;
 mod body;
 mod chat;
@@ -23,6 +24,8 @@ mod sse;
 #[cfg(test)]
 mod testing;
 pub mod types;
+
+pub use admin::Reload;
 
 use actix_web::dev::Server;
 use actix_web::{HttpRequest, HttpServer, middleware, web};
@@ -112,6 +115,7 @@ pub struct App {
     pub(crate) metrics: Metrics,
     pub(crate) progress: Progress,
     pub(crate) started_unix: u64,
+    pub(crate) reload: Option<Reload>,
 }
 
 impl App {
@@ -124,7 +128,12 @@ impl App {
         let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let metrics = Metrics::new()?;
         let (model_names, progress) = (model_names.into(), Progress::default());
-        Ok(App { engine, codec, served, model_names, router, limits, metrics, progress, started_unix })
+        Ok(App { engine, codec, served, model_names, router, limits, metrics, progress, started_unix, reload: None })
+    }
+
+    /// The same with `POST /admin/reload`.
+    pub fn with_reload(self, reload: Reload) -> Self {
+        App { reload: Some(reload), ..self }
     }
 
     /// What is counted at the HTTP side, and where other parts may register more.
@@ -186,6 +195,7 @@ fn routes(config: &mut web::ServiceConfig) {
         .service(web::resource("/v1/models").route(web::get().to(models::list)).default_service(only("GET")))
         .service(web::resource("/v1/models/{id:.+}").route(web::get().to(models::one)).default_service(only("GET")))
         .service(web::resource("/v1/routers").route(web::get().to(routers::list)).default_service(only("GET")))
+        .service(web::resource("/admin/reload").route(web::post().to(admin::reload)).default_service(only("POST")))
         .service(web::resource("/health").route(web::get().to(health::health)).default_service(only("GET")))
         .service(web::resource("/metrics").route(web::get().to(health::metrics)).default_service(only("GET")))
         .default_service(web::to(|request: HttpRequest| async move {

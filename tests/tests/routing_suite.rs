@@ -274,6 +274,28 @@ fn requests_with_thresholds_of_their_own_live_side_by_side() {
     }
 }
 
+#[test]
+fn wrong_parameters_of_a_request_are_refused_and_named() {
+    let case = Case { name: "r_stitch", params: json!({}), models: 2 };
+    let script = case.world(
+        "at 0ms submit single prompt=5 max=4 only=m1 threshold=0.5\nat 0ms submit far prompt=5 max=4 threshold=7\n\
+         at 0ms submit right prompt=5 max=4 threshold=0.5\n",
+    );
+    let end = play(&script);
+    assert_idle(&end);
+    assert_eq!(
+        ends(&end, "single refused: routing: a request for a single model is not routed"),
+        1,
+        "{}",
+        end.timeline
+    );
+    assert_eq!(ends(&end, "far refused: routing: threshold must be a number within -1 and 2, not 7"), 1);
+    assert_eq!(ends(&end, "right Length: "), 1, "{}", end.timeline);
+    let case = Case { name: "me", ..case };
+    let end = play(&case.world("at 0ms submit a prompt=5 max=4 threshold=0.5\n"));
+    assert_eq!(ends(&end, "a refused: routing: the server's algorithm takes no parameters per request"), 1);
+}
+
 /// Breaks a rule on order.
 #[derive(Clone, Debug)]
 struct Breaks(fn(ModelIdx) -> Decision);

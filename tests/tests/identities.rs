@@ -2,7 +2,7 @@
 //! hops. On the embedded demo pair through the whole runtime, and on runners driven by hand. Owner: runtime and gpu.
 //! Invariant: comparisons are exact: tokens, models, entropies and log-probabilities bit for bit.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 use tokenrouter::text::ModelText;
 use tokenrouter_actors::runtime::Runtime;
@@ -49,7 +49,12 @@ fn codec() -> Arc<dyn TextCodec> {
 
 /// The pair under r_stitch.
 fn pair(threshold: f64, sizes: Sizes) -> Setup {
-    let algorithm = routing::build("r_stitch", &json!({ "threshold": threshold }), 2);
+    pair_under("r_stitch", &json!({ "threshold": threshold }), sizes)
+}
+
+/// The pair under any algorithm.
+fn pair_under(algorithm: &str, params: &Value, sizes: Sizes) -> Setup {
+    let algorithm = routing::build(algorithm, params, 2);
     Setup {
         models: vec![("small", demo_model("small", sizes)), ("large", demo_model("large", sizes))],
         codec: codec(),
@@ -139,6 +144,26 @@ fn r_stitch_below_zero_is_the_large_model_alone() {
     let routed = together(&setup, &routed);
     same_tokens(&routed, &together(&setup, &alone), LARGE);
     assert!(routed.iter().all(|answer| answer.usage.hops == 1), "the small model drops its first candidate");
+}
+
+/// The other algorithms that need no trained head; those that do are held to the same by simulated models.
+#[test]
+fn at_the_ends_of_every_scale_one_model_is_alone() {
+    let ends = [
+        ("always", json!({"model": 1}), LARGE),
+        ("bernoulli", json!({"p": 0}), SMALL),
+        ("bernoulli", json!({"p": 1}), LARGE),
+        ("entropy", json!({"threshold": 23}), SMALL),
+        ("entropy", json!({"threshold": 0}), LARGE),
+        ("me", json!({"weights": [1, 0]}), SMALL),
+        ("me", json!({"weights": [0, 1]}), LARGE),
+    ];
+    let alone = |model| together(&pair(1.0, ROOMY), &jobs(Target::Only(model)));
+    let (small, large) = (alone(SMALL), alone(LARGE));
+    for (algorithm, params, model) in ends {
+        let routed = together(&pair_under(algorithm, &params, ROOMY), &jobs(Target::Routed));
+        same_tokens(&routed, if model == SMALL { &small } else { &large }, model);
+    }
 }
 
 fn assert_same(found: &[Answered], expected: &[Answered], how: &str) {

@@ -25,10 +25,9 @@ mod sse;
 mod testing;
 pub mod types;
 
-pub use admin::Reload;
-
 use actix_web::dev::Server;
 use actix_web::{HttpRequest, HttpServer, middleware, web};
+pub use admin::Reload;
 use dialect::Detail;
 use engine::Engine;
 use errors::ApiError;

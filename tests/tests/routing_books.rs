@@ -96,7 +96,7 @@ impl Walker {
     fn new(number: u64, (seed, prompt, max): (u64, u32, u32), eos: Vec<u32>, devices: &Devices) -> Self {
         let home = Walk.entry(seed);
         let active = home.index();
-        let tokens: Vec<u32> = (0..prompt).map(|at| (mix(number / 2 ^ u64::from(at)) % 30) as u32).collect();
+        let tokens: Vec<u32> = (0..prompt).map(|at| (mix((number / 2) ^ u64::from(at)) % 30) as u32).collect();
         let spec = Arc::new(RequestSpec {
             id: RequestId(number),
             home,

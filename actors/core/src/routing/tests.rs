@@ -90,10 +90,13 @@ fn r_stitch_leaves_above_the_threshold_and_returns_at_it() {
     assert_eq!(decide(1, f32::NAN), (1, true));
 }
 
-/// Every algorithm with a threshold, its parameters, and what its small model does with 0.3 there.
-fn thresholded() -> [(&'static str, Value, fn(f32) -> Signals); 5] {
+/// Signals of a number.
+type Signalled = fn(f32) -> Signals;
+
+/// Every algorithm with a threshold, its parameters, and the signal it compares.
+fn thresholded() -> [(&'static str, Value, Signalled); 5] {
     [
-        ("r2r", json!({"head": "h", "threshold": 0.5}), scored as fn(f32) -> Signals),
+        ("r2r", json!({"head": "h", "threshold": 0.5}), scored as Signalled),
         ("citer", json!({"head": "h"}), scored),
         ("co_llm", json!({}), scored),
         ("r_stitch", json!({}), unsure),

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use tokenrouter_actors::runtime::Runtime;
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::Target;
-use tokenrouter_core::routing;
 use tokenrouter_gpu::weights::GenerationDefaults;
 
 /// What a model's makers say about sampling; greedy when they say not to sample.
@@ -62,7 +61,7 @@ pub fn app(loaded: &Loaded, runtime: Runtime) -> Result<App, LaunchError> {
         router: Router {
             active: loaded.file.router.algorithm.clone(),
             algorithm: loaded.algorithm.clone(),
-            entries: routing::list().collect(),
+            entries: loaded.catalog.entries().collect(),
         },
         limits: Limits::default(),
     };

@@ -13,6 +13,7 @@ use tokenrouter_config::{LaunchFile, Policy};
 use tokenrouter_core::batching::{Batching, PolicySpec};
 use tokenrouter_core::executor::{Executor, ExecutorError};
 use tokenrouter_core::routing::Algorithm;
+use tokenrouter_core::routing::catalog::Catalog;
 use tokenrouter_core::text::TextCodec;
 use tokenrouter_gpu::load::{self, LoadedModel};
 use tokenrouter_gpu::weights::GenerationDefaults;
@@ -35,6 +36,8 @@ pub struct Loaded {
     pub file: LaunchFile,
     /// The routing algorithm with its parameters.
     pub algorithm: Arc<dyn Algorithm>,
+    /// The algorithms that could be chosen.
+    pub catalog: Catalog,
     /// The models in the router's order; never empty.
     pub members: Vec<Member>,
 }
@@ -61,7 +64,7 @@ impl Loaded {
                 generation: planned.files.generation,
             });
         }
-        Ok(Loaded { file: plan.file, algorithm: plan.algorithm, members })
+        Ok(Loaded { file: plan.file, algorithm: plan.algorithm, catalog: plan.catalog, members })
     }
 
     /// The vocabulary shared by all models.

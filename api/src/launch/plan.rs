@@ -25,6 +25,8 @@ pub struct Plan {
     pub file: LaunchFile,
     /// The routing algorithm with its parameters.
     pub algorithm: Arc<dyn Algorithm>,
+    /// The algorithms that could be chosen.
+    pub catalog: Catalog,
     /// The models in the router's order.
     pub models: Vec<PlannedModel>,
 }
@@ -128,7 +130,7 @@ impl Plan {
                 model.kv = KvBudget::Tokens(planned.limits.pages * PAGE_TOKENS as u32);
             }
         }
-        Ok(Plan { file, algorithm, models })
+        Ok(Plan { file, algorithm, catalog, models })
     }
 }
 

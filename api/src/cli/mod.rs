@@ -3,6 +3,7 @@
 
 mod chat;
 mod check;
+mod convert_router;
 mod eval;
 mod generate;
 mod logs;
@@ -43,6 +44,8 @@ enum Command {
     Check(check::Args),
     /// Measure accuracy and share of each model on a file of problems
     Eval(eval::Args),
+    /// Turn a published router checkpoint into a folder for `router.params.head`
+    ConvertRouter(convert_router::Args),
 }
 
 /// Why a command failed.
@@ -108,6 +111,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, catalog: Catalog)
         Command::Chat(args) => chat::run(&context, &args),
         Command::Check(args) => check::run(&context, &args),
         Command::Eval(args) => eval::run(&context, &args),
+        Command::ConvertRouter(args) => convert_router::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -126,7 +130,7 @@ impl Command {
         match self {
             Command::Generate(args) => args.json,
             Command::Eval(args) => args.json,
-            Command::Serve(_) | Command::Chat(_) | Command::Check(_) => false,
+            Command::Serve(_) | Command::Chat(_) | Command::Check(_) | Command::ConvertRouter(_) => false,
         }
     }
 }

@@ -80,7 +80,8 @@ fn one(words: &[&str], at: &mut usize, allowed: &[String]) -> bool {
         name = format!("{name} WITH {}", words.get(*at + 1).copied().unwrap_or_default());
         *at += 2;
     }
-    allowed.contains(&name)
+    // `MPL-2.0+`: that version or a later one, so the allowed one will do.
+    allowed.iter().any(|allowed| allowed == name.strip_suffix('+').unwrap_or(&name))
 }
 
 #[test]
@@ -89,6 +90,8 @@ fn expressions_are_understood() {
     for (expression, expected) in [
         ("MIT", true),
         ("GPL-3.0", false),
+        ("Zlib+", true),
+        ("GPL-3.0+", false),
         ("GPL-3.0 OR MIT", true),
         ("GPL-3.0/MIT", true),
         ("GPL-3.0 AND MIT", false),

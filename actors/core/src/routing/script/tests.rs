@@ -1,3 +1,5 @@
+//! Scripts one decision at a time: what they see, what they may answer, what is refused and where. Owner: the algorithm.
+
 use super::*;
 use crate::executor::{Entropy, Signals};
 use crate::ids::RequestId;

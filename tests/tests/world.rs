@@ -25,10 +25,12 @@ scenarios![
     abort_running,
     bad_rows,
     chunked_prefill,
+    ensemble,
     executor_errors,
     executor_gives_up,
     executor_panics,
     hop_and_return,
+    learned_head,
     live_falls,
     pinned_beside_routed,
     pool_too_small,
@@ -39,6 +41,7 @@ scenarios![
     three_models,
     threshold_release,
     time_bound_release,
+    token_trigger,
 ];
 
 fn folder() -> PathBuf {

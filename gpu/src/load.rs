@@ -3,7 +3,7 @@
 //! every executor has KV memory, scratch and threads of its own, so a new one starts clean after a panic of the old.
 
 use crate::cpu::{Cpu, CpuOptions};
-use crate::heads::{self, HeadFiles, HeadSource, Network, Seat};
+use crate::heads::{self, HeadSource, Network, Seat};
 use crate::models::blocks::{Decoder, Memory, Scratch};
 use crate::models::{self, parts::Parts};
 use crate::ops::{KvFormat, KvShape, Ops, OpsError};
@@ -219,7 +219,7 @@ pub fn load_files(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<LoadedModel, LoadError> {
     let plan = plan(files, options, 0)?;
-    let head_files = open_head(&files.config, options)?;
+    let head_files = heads::open_for(&files.config, options.head.as_ref())?;
     let cpu = CpuOptions { threads: options.threads, cores: options.cores.clone().unwrap_or_default() };
     let total = files.weights.total_bytes();
     let mut ops = Cpu::new(&cpu)?;
@@ -315,40 +315,6 @@ pub fn check(files: &ModelFiles, options: &LoadOptions, taken: u64) -> Result<Ch
     Ok(Checked { limits, bytes })
 }
 
-/// Opens the learned head and checks that it fits the model.
-fn open_head(config: &ModelConfig, options: &LoadOptions) -> Result<Option<HeadFiles>, LoadError> {
-    let (folder, family) = match &options.head {
-        None => return Ok(None),
-        Some(HeadSource::Row { token }) if (*token as usize) < config.vocab => return Ok(None),
-        Some(HeadSource::Row { token }) => {
-            let reason = format!("is row {token} of the output layer, which has {}; name a token it has", config.vocab);
-            return Err(LoadError::Head { reason });
-        }
-        Some(HeadSource::Checkpoint { path, family }) => (path, *family),
-    };
-    let files = heads::open(folder).map_err(|error| LoadError::Head { reason: error.to_string() })?;
-    let head = &files.config;
-    if head.family != family {
-        let (found, wanted) = (head.family.name(), family.name());
-        let reason = format!("{}: is of family {found}, the algorithm needs {wanted}", folder.display());
-        return Err(LoadError::Head { reason });
-    }
-    let inputs = head.class.inputs();
-    let widths = [
-        ("hidden rows", inputs.hidden, head.hidden_size, config.hidden),
-        ("token embeddings", inputs.token, head.embedding_size, config.hidden),
-    ];
-    if let Some(&(what, _, head, model)) = widths.iter().find(|(_, read, head, model)| *read && head != model) {
-        return Err(LoadError::HeadWidth { folder: folder.clone(), what, head, model });
-    }
-    if head.logits_size > config.vocab {
-        let (top, vocab) = (head.logits_size, config.vocab);
-        let reason = format!("{}: reads the {top} highest logits of a model with {vocab}", folder.display());
-        return Err(LoadError::Head { reason });
-    }
-    Ok(Some(files))
-}
-
 fn plan(files: &ModelFiles, options: &LoadOptions, taken: u64) -> Result<Plan, LoadError> {
     let config = &files.config;
     let sizes =
@@ -380,7 +346,7 @@ fn plan(files: &ModelFiles, options: &LoadOptions, taken: u64) -> Result<Plan, L
     }
     let (rows_max, step_tokens_max) = (options.rows_max, options.step_tokens_max);
     // The kernels keep a repacked copy of a head beside its file.
-    let head = open_head(config, options)?.map_or(0, |head| 2 * head.weights.total_bytes());
+    let head = heads::open_for(config, options.head.as_ref())?.map_or(0, |head| 2 * head.weights.total_bytes());
     let weights = files.weights.total_bytes().saturating_add(head);
     let kv = page_bytes.saturating_mul(u64::from(pages));
     let scratch = Scratch::<Cpu>::bytes(config, step_tokens_max as usize, rows_max as usize);

@@ -16,7 +16,8 @@ pub use convert::{Conversion, convert};
 pub use network::{Network, Scratch};
 pub use seat::{Seat, Source};
 
-use crate::weights::{self, Weights, WeightsError};
+use crate::load::LoadError;
+use crate::weights::{self, ModelConfig, Weights, WeightsError};
 use std::path::{Path, PathBuf};
 use tokenrouter_core::ids::TokenId;
 
@@ -91,6 +92,43 @@ pub fn open(folder: &Path) -> Result<HeadFiles, WeightsError> {
         return Err(WeightsError::invalid(&file, format!("tensor {extra:?}"), reason));
     }
     Ok(HeadFiles { path: folder.to_owned(), config, weights })
+}
+
+/// Opens the network of a head and checks that it fits the model; nothing for a row of the output layer.
+///
+/// # Errors
+/// [`LoadError::HeadWidth`] with both widths, [`LoadError::Head`] for everything else.
+pub fn open_for(config: &ModelConfig, source: Option<&HeadSource>) -> Result<Option<HeadFiles>, LoadError> {
+    let (folder, family) = match source {
+        None => return Ok(None),
+        Some(HeadSource::Row { token }) if (*token as usize) < config.vocab => return Ok(None),
+        Some(HeadSource::Row { token }) => {
+            let reason = format!("is row {token} of the output layer, which has {}; name a token it has", config.vocab);
+            return Err(LoadError::Head { reason });
+        }
+        Some(HeadSource::Checkpoint { path, family }) => (path, *family),
+    };
+    let files = open(folder).map_err(|error| LoadError::Head { reason: error.to_string() })?;
+    let head = &files.config;
+    if head.family != family {
+        let (found, wanted) = (head.family.name(), family.name());
+        let reason = format!("{}: is of family {found}, the algorithm needs {wanted}", folder.display());
+        return Err(LoadError::Head { reason });
+    }
+    let inputs = head.class.inputs();
+    let widths = [
+        ("hidden rows", inputs.hidden, head.hidden_size, config.hidden),
+        ("token embeddings", inputs.token, head.embedding_size, config.hidden),
+    ];
+    if let Some(&(what, _, head, model)) = widths.iter().find(|(_, read, head, model)| *read && head != model) {
+        return Err(LoadError::HeadWidth { folder: folder.clone(), what, head, model });
+    }
+    if head.logits_size > config.vocab {
+        let (top, vocab) = (head.logits_size, config.vocab);
+        let reason = format!("{}: reads the {top} highest logits of a model with {vocab}", folder.display());
+        return Err(LoadError::Head { reason });
+    }
+    Ok(Some(files))
 }
 
 #[cfg(test)]

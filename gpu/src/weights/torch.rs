@@ -16,7 +16,7 @@ use super::tensor::MappedFile;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use value::{Node, Pickle};
+use value::{Node, Pickle, StorageNode};
 use zip::ZipEntry;
 
 /// Most elements of a tensor that is read.
@@ -85,8 +85,12 @@ impl Checkpoint {
         let Node::Tensor(tensor) = value.read() else {
             return Err(format!("is {} and no tensor", value.kind()));
         };
-        let Node::Storage { key, storage, elements } = &value.pickle.nodes[tensor.storage] else {
+        let nodes = &value.pickle.nodes;
+        let Node::Storage(StorageNode { key, storage, elements }) = &nodes[tensor.storage] else {
             return Err("has no storage".into());
+        };
+        let Node::Str(key) = &nodes[*key] else {
+            return Err("its storage has no name".into());
         };
         let (size, shape, strides) = (storage.size(), &tensor.shape, &tensor.strides);
         let count = shape.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim));

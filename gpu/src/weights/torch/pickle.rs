@@ -6,7 +6,7 @@
 //! dictionaries, lists, tuples, numbers and strings. Values live in one list and refer to each other by index, so shared
 //! and self-containing values cost nothing and need no recursion.
 
-use super::value::{Node, Pickle, StorageType, TensorNode};
+use super::value::{Node, Pickle, StorageNode, StorageType, TensorNode};
 
 /// Longest pickle, bytes, and most values in one.
 pub const MAX_BYTES: usize = 16 << 20;
@@ -214,11 +214,9 @@ impl Machine<'_> {
             return Err(format!("a persistent id of {} parts", parts.len()));
         };
         let node = match (&self.nodes[kind], &self.nodes[class], &self.nodes[key], &self.nodes[elements]) {
-            (Node::Str(kind), Node::StorageClass(storage), Node::Str(key), Node::Int(elements))
-                if kind == "storage" =>
-            {
+            (Node::Str(kind), Node::StorageClass(storage), Node::Str(_), Node::Int(elements)) if kind == "storage" => {
                 let elements = u64::try_from(*elements).map_err(|_| "a storage of negative size")?;
-                Node::Storage { key: key.clone(), storage: *storage, elements }
+                Node::Storage(StorageNode { key, storage: *storage, elements })
             }
             _ => return Err("a persistent id that is no storage".into()),
         };
@@ -244,7 +242,7 @@ impl Machine<'_> {
         let &[storage, offset, size, stride, ..] = arguments else {
             return Err(format!("a tensor of {} arguments", arguments.len()));
         };
-        let (Node::Storage { .. }, Node::Int(offset)) = (&self.nodes[storage], &self.nodes[offset]) else {
+        let (Node::Storage(_), Node::Int(offset)) = (&self.nodes[storage], &self.nodes[offset]) else {
             return Err("a tensor without a storage".into());
         };
         let offset = u64::try_from(*offset).map_err(|_| "a tensor at a negative offset")?;

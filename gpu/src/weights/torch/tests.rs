@@ -116,6 +116,11 @@ fn sizes_that_lie_take_no_memory() {
     assert!(refused(b"\x80\x02K\x01").contains("without a stop"));
     assert!(refused(b"\x80\x02h\x09.").contains("never stored"));
     assert!(refused(b"\x80\x02.").contains("not there"));
+    // A long name that is mentioned very often is stored once.
+    let name = [&(4u32 << 20).to_le_bytes()[..], &vec![b'k'; 4 << 20]].concat();
+    let id = [b"\x80\x02(X\x07\0\0\0storagectorch\nFloatStorage\nX", &name[..], b"NK\x01tq\0"].concat();
+    let often = [&id[..], &b"h\0Q".repeat(100_000), b"."].concat();
+    assert_eq!(open(&often).unwrap().root().kind(), "a storage");
     let marks = [&b"\x80\x02"[..], &vec![b'('; 2 << 20], b"."].concat();
     assert!(refused(&marks).contains("more than"));
     // A list that contains itself is a value like any other.

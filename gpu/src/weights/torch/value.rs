@@ -13,10 +13,18 @@ pub(super) enum Node {
     List(Vec<usize>),
     Dict(Vec<(usize, usize)>),
     StorageClass(StorageType),
-    Storage { key: String, storage: StorageType, elements: u64 },
+    Storage(StorageNode),
     Tensor(TensorNode),
     OrderedDictType,
     RebuildTensor,
+}
+
+/// A file beside the pickle. The key is a reference: a copy for every mention could be made to fill the memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StorageNode {
+    pub key: usize,
+    pub storage: StorageType,
+    pub elements: u64,
 }
 
 /// A view of a storage.
@@ -40,7 +48,7 @@ impl Node {
             Node::List(_) => "a list",
             Node::Dict(_) => "a dictionary",
             Node::StorageClass(_) | Node::OrderedDictType => "a class",
-            Node::Storage { .. } => "a storage",
+            Node::Storage(_) => "a storage",
             Node::Tensor(_) => "a tensor",
             Node::RebuildTensor => "a function",
         }

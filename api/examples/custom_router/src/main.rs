@@ -18,7 +18,7 @@ use tokenrouter_core::routing::{Algorithm, Decision, Entry, Param, Prior, Route,
 const NAME: &str = "alternate";
 
 /// The list entry.
-const ENTRY: Entry = Entry {
+pub const ENTRY: Entry = Entry {
     name: NAME,
     summary: "the models take turns of a fixed number of tokens",
     source: "an example",

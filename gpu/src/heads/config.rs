@@ -268,3 +268,48 @@ impl Shapes {
         self.0.extend(["weight", "bias"].map(|part| (format!("{name}.{part}"), [1, width])));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn weights(config: &HeadConfig) -> usize {
+        assert_eq!(config.check(), Ok(()));
+        let counted = |name: &str| !name.contains("running");
+        config.tensors().iter().filter(|(name, _)| counted(name)).map(|(_, [rows, cols])| rows * cols).sum()
+    }
+
+    /// The networks of the authors have 54,677,505 and 56,302,081 (R2R, H = E = 1024 and 1536) and 4,202,497 (CITER,
+    /// H = 1024) weights.
+    #[test]
+    fn published_sizes_have_as_many_weights() {
+        let r2r = |width: usize| HeadConfig {
+            format: FORMAT,
+            family: Family::R2r,
+            class: Class::HiddenStatesTokenLMHeadLogitsClassifier,
+            hidden_size: width,
+            embedding_size: width,
+            logits_size: 100,
+            layers: vec![1024; 6],
+            expansion: 4,
+            normalize_input: false,
+            threshold: Some(0.4),
+            model: None,
+        };
+        assert_eq!((weights(&r2r(1024)), weights(&r2r(1536))), (54_677_505, 56_302_081));
+        let citer = HeadConfig {
+            family: Family::Citer,
+            class: Class::Mlp,
+            embedding_size: 0,
+            logits_size: 0,
+            layers: vec![2048, 1024],
+            expansion: 0,
+            ..r2r(1024)
+        };
+        assert_eq!(weights(&citer), 4_202_497);
+        let wrong = HeadConfig { layers: vec![2048], ..citer.clone() };
+        assert!(wrong.check().is_err_and(|reason| reason.contains("two layers")));
+        let wrong = HeadConfig { layers: vec![usize::MAX, 1], ..citer };
+        assert!(wrong.check().is_err_and(|reason| reason.contains("layers is")));
+    }
+}

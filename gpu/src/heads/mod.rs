@@ -13,7 +13,7 @@ mod seat;
 
 pub use config::{Class, Family, HeadConfig, Inputs, R2R_CLASSES};
 pub use convert::{Conversion, convert};
-pub use network::{Network, Scratch};
+pub use network::{Network, NetworkInput, Scratch};
 pub use seat::{Seat, Source};
 
 use crate::load::LoadError;

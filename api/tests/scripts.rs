@@ -6,10 +6,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Lines of the log that may wait to be read.
+const LOG_LINES: usize = 4096;
 
 /// A folder with a launch file for the demo pair and a script.
 struct Site(PathBuf);
@@ -61,7 +63,7 @@ struct Serving {
 impl Serving {
     fn start(site: &Site) -> Serving {
         let mut child = site.command("serve").spawn().unwrap();
-        let (send, log) = channel();
+        let (send, log) = sync_channel(LOG_LINES);
         let stderr = BufReader::new(child.stderr.take().unwrap());
         std::thread::spawn(move || stderr.lines().map_while(Result::ok).all(|line| send.send(line).is_ok()));
         let stdout = BufReader::new(child.stdout.take().unwrap());

@@ -41,6 +41,7 @@ fn copy_to(folder: &Path) {
 }
 
 #[test]
+#[allow(clippy::disallowed_methods, reason = "another process is waited for, which sends no message")]
 fn the_example_compiles_outside_the_workspace() {
     let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let folder = temporary.join("custom_router");

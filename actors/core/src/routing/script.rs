@@ -6,7 +6,7 @@
 //!
 //! | function | gets | gives | default |
 //! |---|---|---|---|
-//! | `route(step)` | `model`, `position`, `prompt_len`, `seed`, `candidate`, `token(i)`, `tail(n)`, and of what `needs` asks: `entropy` (0 to 1), `nats`, `top` (`#{token, logit}`), `hidden`, `score` | a model, or `#{to, keep}`; by default the candidate is dropped when control leaves model 0 and kept otherwise | - |
+//! | `route(step)` | `model`, `position`, `prompt_len`, `seed`, `candidate`, `token(i)`, `tail(n)`, and of what `needs` asks: `entropy` (0 to 1), `nats`, `top` (`#{token, logit}`), `hidden[i]`, `score` | a model, or `#{to, keep}`; by default the candidate is dropped when control leaves model 0 and kept otherwise | - |
 //! | `needs()` | | `#{entropy, top_k, hidden, score, head}`; head is `#{family, path}` or `#{row}`, at model 0 | nothing |
 //! | `entry(seed)` | | the first model | 0 |
 //! | `prior()` | | `#{p, c}`, see [`Prior`] | stays seven times of ten |
@@ -168,7 +168,10 @@ struct Follower {
 impl Follower {
     fn call(&mut self, function: &str, argument: impl Into<Dynamic>) -> Result<Dynamic, String> {
         let call = Call { state: &mut self.state, params: &self.script.params };
-        self.script.program.call(function, (argument.into(),), call)
+        let answer = self.script.program.call(function, (argument.into(),), call)?;
+        answers::weigh(&self.state)
+            .map_err(|reason| self.script.program.wrong(function, format_args!("this holds too much: {reason}")))?;
+        Ok(answer)
     }
 }
 

@@ -1,18 +1,18 @@
 //! What functions of a script give back, read strictly: an unknown key, a wrong type or a number out of range is an
 //! error that names the function. Owner: the algorithm.
 
-use super::program::Program;
+use super::program::{ITEMS_MAX, Program};
 use crate::executor::Needs;
 use crate::ids::ModelIdx;
 use crate::routing::{Decision, HeadSpec, Prior, Suffix};
-use rhai::{Dynamic, INT, Map};
+use rhai::{Array, Blob, Dynamic, INT, ImmutableString, Map};
 use serde::Deserialize;
 
 /// Bytes of a note to a peer.
 const NOTE_BYTES_MAX: usize = 64 << 10;
 
 /// Highest logits a script may ask for.
-const TOP_MAX: u16 = 1000;
+const TOP_MAX: u16 = 256;
 
 /// A model of the router.
 pub(super) fn model(program: &Program, function: &str, answer: &Dynamic, models: usize) -> Result<ModelIdx, String> {
@@ -135,6 +135,40 @@ pub(super) fn usual_prior(models: usize) -> Prior {
     Prior { p: matrix(&chance), c: matrix(&kept) }
 }
 
+/// How deep values may lie within values that are kept or sent.
+const DEPTH_MAX: usize = 64;
+
+/// Bytes of text that weigh as much as an item.
+const ITEM_BYTES: usize = 64;
+
+/// How many items a value holds that is to be kept or sent.
+///
+/// # Errors
+/// When there are more than a value may hold, or they lie too deep.
+pub(super) fn weigh(value: &Dynamic) -> Result<usize, String> {
+    fn within(value: &Dynamic, depth: usize) -> Result<usize, String> {
+        if depth > DEPTH_MAX {
+            return Err(format!("values lie more than {DEPTH_MAX} deep within values"));
+        }
+        let mut sum = 1;
+        let mut add = |value: &Dynamic| -> Result<(), String> {
+            sum += within(value, depth + 1)?;
+            if sum > ITEMS_MAX { Err(format!("more than {ITEMS_MAX} items")) } else { Ok(()) }
+        };
+        if let Some(items) = value.read_lock::<Array>() {
+            items.iter().try_for_each(&mut add)?;
+        } else if let Some(fields) = value.read_lock::<Map>() {
+            fields.values().try_for_each(&mut add)?;
+        } else if let Some(text) = value.read_lock::<ImmutableString>() {
+            sum += text.len() / ITEM_BYTES;
+        } else if let Some(bytes) = value.read_lock::<Blob>() {
+            sum += bytes.len() / ITEM_BYTES;
+        }
+        if sum > ITEMS_MAX { Err(format!("more than {ITEMS_MAX} items")) } else { Ok(sum) }
+    }
+    within(value, 0)
+}
+
 /// What `send` gives; `base` is where the peer's tokens end.
 pub(super) fn suffix(program: &Program, answer: Dynamic, base: u32) -> Result<Suffix, String> {
     const FUNCTION: &str = "send(handoff)";
@@ -155,7 +189,9 @@ pub(super) fn suffix(program: &Program, answer: Dynamic, base: u32) -> Result<Su
     };
     let ext = match fields.get("note") {
         None => Vec::new(),
-        Some(note) => serde_json::to_vec(note).map_err(|error| wrong(format!("note: {error}")))?,
+        Some(note) => weigh(note)
+            .and_then(|_| serde_json::to_vec(note).map_err(|error| error.to_string()))
+            .map_err(|error| wrong(format!("note: {error}")))?,
     };
     if ext.len() > NOTE_BYTES_MAX {
         return Err(wrong(format!("the note takes {} bytes; at most {NOTE_BYTES_MAX} are sent", ext.len())));

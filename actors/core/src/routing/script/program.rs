@@ -7,17 +7,16 @@ use rhai::{AST, CallFnOptions, Dynamic, Engine, EvalAltResult, FuncArgs, Map, Na
 use std::fmt;
 
 /// Operations of one call of a function.
-const OPERATIONS_MAX: u64 = 200_000;
+const OPERATIONS_MAX: u64 = 100_000;
 /// Functions calling functions.
 const CALL_DEPTH_MAX: usize = 24;
 /// Nesting of expressions.
 const EXPRESSION_DEPTH_MAX: usize = 48;
 /// Bytes of a string.
-const STRING_BYTES_MAX: usize = 64 << 10;
-/// Items of an array, those of arrays within it included; a hidden row of any model fits.
-const ARRAY_ITEMS_MAX: usize = 64 << 10;
-/// Entries of a map, those of maps within it included.
-const MAP_ENTRIES_MAX: usize = 1024;
+const STRING_BYTES_MAX: usize = 16 << 10;
+/// Items of an array and entries of a map, those of values within it included. It also bounds how deep values lie within
+/// values, and with that the stack it takes to walk through them.
+pub(super) const ITEMS_MAX: usize = 1024;
 /// Variables visible at once.
 const VARIABLES_MAX: usize = 256;
 
@@ -129,14 +128,16 @@ fn placed(file: &str, message: impl fmt::Display, at: Position) -> String {
 fn engine() -> Engine {
     let mut engine = Engine::new_raw();
     StandardPackage::new().register_into_engine(&mut engine);
-    engine.disable_symbol("eval");
+    // Functions as values could hold each other without end.
+    engine.disable_symbol("eval").disable_symbol("Fn").disable_symbol("curry");
     engine
         .set_max_operations(OPERATIONS_MAX)
         .set_max_call_levels(CALL_DEPTH_MAX)
         .set_max_expr_depths(EXPRESSION_DEPTH_MAX, EXPRESSION_DEPTH_MAX)
         .set_max_string_size(STRING_BYTES_MAX)
-        .set_max_array_size(ARRAY_ITEMS_MAX)
-        .set_max_map_size(MAP_ENTRIES_MAX)
+        .set_max_array_size(ITEMS_MAX)
+        .set_max_map_size(ITEMS_MAX)
+        .set_allow_anonymous_fn(false)
         .set_max_variables(VARIABLES_MAX);
     engine.register_fn("params", |context: NativeCallContext| context.tag().cloned().unwrap_or(Dynamic::UNIT));
     view::register(&mut engine);

@@ -92,7 +92,7 @@ fn a_step_is_seen_whole() {
              if step.token(0) != 11 || step.token(-1) != 14 { throw \"token\"; }
              if step.tail(2) != [13, 14] || step.tail(9).len() != 4 || step.tail(-1).len() != 0 { throw \"tail\"; }
              if step.top[0].token != 7 || step.top[0].logit != 2.5 { throw \"top\"; }
-             if step.hidden != [0.5, -1.0] { throw \"hidden\"; }
+             if step.hidden.len() != 2 || step.hidden[1] != -1.0 { throw \"hidden\"; }
              if step.entropy < 0.249 || step.entropy > 0.251 || step.nats < 1.7 { throw \"entropy\"; }
              let draw = unit(step.seed, step.position);
              if draw < 0.0 || draw >= 1.0 { throw \"unit\"; }
@@ -183,7 +183,7 @@ fn mistakes_are_refused_with_their_place() {
     refused("fn route() { 0 }", "function route takes 1 parameters, not 0");
     refused("fn needs() {\n\n  1 + nothing\n}\nfn route(step) { 0 }", "my.rhai:3:7: Variable not found: nothing");
     refused("fn needs() { #{ entropie: true } } fn route(s) { 0 }", "needs(): ");
-    refused("fn needs() { #{ top_k: 5000 } } fn route(s) { 0 }", "top_k is 5000; at most 1000");
+    refused("fn needs() { #{ top_k: 5000 } } fn route(s) { 0 }", "top_k is 5000; at most 256");
     refused("fn needs() { #{ score: true } } fn route(s) { 0 }", "score and head go together");
     refused("fn prior() { #{ p: [[1.0]], c: [[1.0]] } } fn route(s) { 0 }", "p and c must be 2 x 2");
     refused("fn route(s) { eval(\"1\") }", "my.rhai:1:15: ");
@@ -216,9 +216,59 @@ fn every_call_is_bounded() {
     fails("fn route(step) { let a = [1]; loop { a += a; } }", "Size of array/BLOB too large");
     fails(
         "fn route(step) { let a = []; for i in 0..1000000 { a.push(\"xxxxxxxx\"); } 0 }",
-        "Length of string too large",
+        "Size of array/BLOB too large",
     );
     fails("fn route(step) { let m = #{}; let i = 0; loop { m[`k${i}`] = i; i += 1; } }", "Too many operations");
+}
+
+/// Calls within expressions within blocks, as deep as both bounds allow, on the stack of an ordinary thread.
+#[test]
+fn the_deepest_script_ends_in_an_error() {
+    for (open, close) in [("1 + (", ")"), ("if true { ", " } else { 0 }"), ("[", "][0]"), ("{ let x = ", "; x }")] {
+        for nested in [8, 16, 24, 40] {
+            let body = format!("{}route(step){}", open.repeat(nested), close.repeat(nested));
+            match built(&format!("fn route(step) {{ {body} }}"), json!({}), 2) {
+                Ok(script) => {
+                    let error = script.start().route(&step(0, &[1, 2, 3], &Signals::default())).unwrap_err();
+                    assert!(error.contains("my.rhai"), "{error}");
+                }
+                Err(refused) => assert!(refused.contains("my.rhai:1:"), "{refused}"),
+            }
+        }
+    }
+}
+
+/// Values within values, in one call and over many.
+#[test]
+fn values_cannot_be_nested_without_end() {
+    fails("fn route(step) { let a = []; loop { a = [a]; } }", "my.rhai");
+    fails("fn route(step) { let a = #{}; loop { a = #{ a: a }; } }", "my.rhai");
+    fails("fn route(step) { let a = #{}; loop { a = [#{ a: a }]; } }", "my.rhai");
+    fails("fn route(step) { let a = []; loop { let b = []; b.push(a); a = b; } }", "my.rhai");
+    fails("fn route(step) { let a = []; loop { let b = [0]; b[0] = a; a = b; } }", "my.rhai");
+    fails("fn route(step) { let a = #{}; loop { let b = #{}; b.a = a; a = b; } }", "my.rhai");
+    fails("fn route(step) { let a = []; loop { let b = [0]; b.insert(0, a); a = b; } }", "my.rhai");
+    refused("fn route(step) { let f = |x| x; f.call(1) }", "my.rhai:1:26: ");
+    refused("fn route(step) { let f = Fn(\"route\"); 1 }", "my.rhai:1:26: ");
+    let signals = Signals::default();
+    for grows in [
+        "this.a = [this.a];",
+        "for i in 0..900 { let b = #{}; b.a = this.a; this.a = b; }",
+        "for i in 0..900 { this[`k${step.position}-${this.len()}`] = i; }",
+        "for i in 0..9 { let s = \"x\"; s.pad(9000, 'x'); this[`k${this.len()}`] = s; }",
+    ] {
+        let mut route = script(&format!("fn route(step) {{ {grows} 0 }}")).start();
+        let failed = (0..2000).find_map(|_| route.route(&step(0, &[1, 2, 3], &signals)).err());
+        let failed = failed.unwrap_or_else(|| panic!("{grows} goes on for ever"));
+        assert!(failed.starts_with("my.rhai"), "{failed}");
+    }
+    let deep = script(
+        "fn route(step) { 0 } fn send(h) { let a = #{}; for i in 0..200 { let b = #{}; b.a = a; a = b; } #{ note: a } }",
+    );
+    let known = Known::from_slice(&[3, 3]);
+    let handoff =
+        Handoff { request: RequestId(1), from: ModelIdx(0), to: ModelIdx(1), tokens: &[1, 2, 3], known: &known };
+    assert!(deep.start().send(&handoff).unwrap_err().contains("note: values lie more than"));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What a script sees of a step. Owner: one call of `route`. Invariant: a signal that was not asked for in `needs()` is
 //! an error when it is read, never a silent default, and so is one that is not a number.
 
+use super::program::ITEMS_MAX;
 use crate::executor::Signals;
 use crate::ids::TokenId;
 use crate::rng::{self, Stream};
@@ -59,11 +60,11 @@ impl Step {
         self.signals.top.iter().map(entry).collect()
     }
 
-    fn hidden(&self) -> Outcome<Array> {
+    fn hidden(&self) -> Outcome<Hidden> {
         if self.signals.hidden.is_empty() {
             return Err(unasked("hidden", "hidden: true"));
         }
-        self.signals.hidden.iter().map(|&value| Ok(Dynamic::from_float(number("hidden", value)?))).collect()
+        Ok(Hidden(Arc::clone(&self.signals)))
     }
 
     /// The committed token at a position; a negative one counts from the end.
@@ -74,10 +75,22 @@ impl Step {
         found.map(|&token| token.into()).ok_or_else(|| format!("token({at}): there are {len} committed tokens").into())
     }
 
-    /// The last committed tokens, as many as there are up to `count`.
+    /// The last committed tokens, as many as there are up to `count` and the size of an array.
     fn tail(&self, count: INT) -> Array {
-        let count = usize::try_from(count).unwrap_or(0).min(self.tokens.len());
+        let count = usize::try_from(count).unwrap_or(0).min(self.tokens.len()).min(ITEMS_MAX);
         self.tokens[self.tokens.len() - count..].iter().map(|&token| Dynamic::from_int(token.into())).collect()
+    }
+}
+
+/// The hidden row, which is longer than an array may be.
+#[derive(Clone)]
+struct Hidden(Arc<Signals>);
+
+impl Hidden {
+    fn at(&self, index: INT) -> Outcome<f64> {
+        let row = &self.0.hidden;
+        let found = usize::try_from(index).ok().and_then(|index| row.get(index));
+        number("hidden", *found.ok_or_else(|| format!("hidden[{index}]: the row has {} values", row.len()))?)
     }
 }
 
@@ -97,6 +110,9 @@ pub(super) fn map<const N: usize>(fields: [(&str, Dynamic); N]) -> Map {
 /// Makes steps and random numbers known to an engine.
 pub(super) fn register(engine: &mut Engine) {
     engine
+        .register_type_with_name::<Hidden>("Hidden")
+        .register_fn("len", |row: &mut Hidden| row.0.hidden.len() as INT)
+        .register_indexer_get(|row: &mut Hidden, index: INT| row.at(index))
         .register_type_with_name::<Step>("Step")
         .register_get("model", |step: &mut Step| step.model)
         .register_get("seed", |step: &mut Step| step.seed as INT)

@@ -11,6 +11,7 @@ mod options;
 mod paint;
 mod run;
 mod serve;
+mod sweep;
 
 use crate::launch::{Environment, LaunchError};
 use crate::progress::Progress;
@@ -44,6 +45,8 @@ enum Command {
     Check(check::Args),
     /// Measure accuracy and share of each model on a file of problems
     Eval(eval::Args),
+    /// Measure accuracy over the share of the large model, for algorithms at several values of a parameter
+    Sweep(sweep::Args),
     /// Turn a published router checkpoint into a folder for `router.params.head`
     ConvertRouter(convert_router::Args),
 }
@@ -111,6 +114,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, catalog: Catalog)
         Command::Chat(args) => chat::run(&context, &args),
         Command::Check(args) => check::run(&context, &args),
         Command::Eval(args) => eval::run(&context, &args),
+        Command::Sweep(args) => sweep::run(&context, &args),
         Command::ConvertRouter(args) => convert_router::run(&args),
     };
     match result {
@@ -130,6 +134,7 @@ impl Command {
         match self {
             Command::Generate(args) => args.json,
             Command::Eval(args) => args.json,
+            Command::Sweep(args) => args.json,
             Command::Serve(_) | Command::Chat(_) | Command::Check(_) | Command::ConvertRouter(_) => false,
         }
     }

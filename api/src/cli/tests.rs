@@ -24,6 +24,9 @@ fn good_lines_parse() {
         "tokenrouter check --config f.toml",
         "tokenrouter eval problems.jsonl --model small --concurrency 4 --json --check last-number",
         "tokenrouter eval --params threshold=0.1 --params threshold=0.2",
+        "tokenrouter sweep",
+        "tokenrouter sweep problems.jsonl --config f.toml --algorithm r_stitch --param threshold --values -0.5,0.1 --out d",
+        "tokenrouter sweep --algorithm a --param x --values 0.001:0.3:12:log --algorithm b:c=d --param y --values 1 --json",
     ] {
         parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
     }
@@ -40,6 +43,7 @@ fn wrong_lines_are_refused_by_name() {
         ("tokenrouter generate x --max-tokens 0", "--max-tokens"),
         ("tokenrouter generate x --raw --system y", "--system"),
         ("tokenrouter eval --concurrency 0", "--concurrency"),
+        ("tokenrouter sweep --values 0.1:0.2", "LOW:HIGH:COUNT"),
     ] {
         let error = parse(line).err().unwrap_or_else(|| panic!("{line} parses"));
         assert!(error.contains(part), "{line}: {error}");

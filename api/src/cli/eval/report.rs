@@ -52,19 +52,23 @@ impl Row {
         f64::from(self.right) / f64::from(self.total.max(1))
     }
 
-    fn tokens(&self) -> u64 {
+    /// Generated tokens of all models.
+    pub fn tokens(&self) -> u64 {
         self.by_model.iter().sum()
     }
 
-    fn share(&self, model: usize) -> f64 {
+    /// Share of a model in them, 0 to 1.
+    pub fn share(&self, model: usize) -> f64 {
         self.by_model[model] as f64 / self.tokens().max(1) as f64
     }
 
-    fn tokens_per_second(&self) -> f64 {
+    /// Generated tokens per second of wall-clock time.
+    pub fn tokens_per_second(&self) -> f64 {
         self.tokens() as f64 / self.seconds.max(1e-9)
     }
 
-    fn hops_per_problem(&self) -> f64 {
+    /// Moves between models, per problem.
+    pub fn hops_per_problem(&self) -> f64 {
         self.hops as f64 / f64::from(self.total.max(1))
     }
 }

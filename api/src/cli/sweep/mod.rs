@@ -1,0 +1,273 @@
+//! `tokenrouter sweep`: accuracy over the share of large tokens, for algorithms at several values of a parameter.
+//! Owner: the process. Invariant: every row answers the same problems with the same prompts and settings; each comparison
+//! holds both models alone, the oracle, and routing whole requests at random.
+
+mod grid;
+mod oracle;
+mod report;
+mod svg;
+
+use super::eval::measure::{Bench, Run, Settings};
+use super::eval::{self, problems::Problem};
+use super::logs::{self, Talk};
+use super::{CliError, Context, options};
+use crate::launch::{self, LaunchError, Loaded, Overrides};
+use grid::{Series, Values, real};
+use indicatif::ProgressBar;
+use oracle::{Answers, Oracle};
+use report::Point;
+use serde_json::{Number, Value as Json};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokenrouter_config::LaunchFile;
+use tokenrouter_core::ids::{ModelIdx, TokenId};
+use tokenrouter_core::job::Target;
+use tokenrouter_core::rng::{self, Stream};
+use tokenrouter_core::routing::{Algorithm, HeadSpec};
+
+const SMALL: Target = Target::Only(ModelIdx(0));
+const LARGE: Target = Target::Only(ModelIdx(1));
+
+/// Options of `sweep`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    settings: Settings,
+    /// Algorithm to run (several times); KEY=VALUE sets its other parameters. Without it r_stitch and bernoulli
+    #[arg(long, value_name = "NAME[:KEY=VALUE,...]")]
+    algorithm: Vec<String>,
+    /// Parameter of the algorithm that changes; one for each --algorithm, in the same order
+    #[arg(long, value_name = "NAME")]
+    param: Vec<String>,
+    /// Its values: 0.005,0.02,0.1 or LOW:HIGH:COUNT or LOW:HIGH:COUNT:log; one for each --algorithm
+    #[arg(long, value_name = "VALUES", value_parser = grid::values, allow_hyphen_values = true)]
+    values: Vec<Values>,
+    /// Shares of whole requests that go to the large model at random, for comparison
+    #[arg(long, value_name = "VALUES", value_parser = grid::values, default_value = "0.1,0.25,0.5,0.75")]
+    query: Values,
+    /// Folder for sweep.csv, sweep.json and sweep.svg; made if it is not there
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command.
+pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
+    let file = launch::read(context.common.config.as_deref(), &Overrides::default(), &context.environment)?;
+    logs::start(context, &file, Talk::Command)?;
+    let series = wanted(context, args, &file)?;
+    let problems = args.settings.problems(context)?;
+    if let Some(folder) = &args.out {
+        std::fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
+    }
+    let plans = series.into_iter().map(|series| plan(context, &file, series)).collect::<Result<Vec<_>, _>>()?;
+    let sets = load(context, &plans)?;
+    let routed: usize = plans.iter().map(|plan| plan.variants.len()).sum();
+    let rows = 3 + args.query.0.len() + routed;
+    let bar = context.progress.count("sweep", (rows * problems.len()) as u64);
+    let sweep = Sweep { args, problems: &problems, sets: &sets, bar: &bar };
+    let points = sweep.points(&plans)?;
+    bar.finish_and_clear();
+    let names = sets[0].loaded.names();
+    show(args, &points, &names)
+}
+
+/// The series asked for, or the usual ones.
+fn wanted(context: &Context, args: &Args, file: &LaunchFile) -> Result<Vec<Series>, CliError> {
+    let usage = |message: String| Err(CliError::Usage(message));
+    if !context.common.params.is_empty() {
+        return usage("--params has no meaning for sweep; write --algorithm NAME:KEY=VALUE".to_owned());
+    }
+    let models = file.router.models.len();
+    if models != 2 {
+        return usage(format!("a sweep compares a small and a large model, but the launch file routes {models}"));
+    }
+    if let Some(share) = args.query.0.iter().find(|share| !(0.0..=1.0).contains(&real(share))) {
+        return usage(format!("--query {share}: a share is within 0 and 1"));
+    }
+    let series = grid::series(&args.algorithm, &args.param, &args.values)?;
+    if series.is_empty() { grid::usual() } else { Ok(series) }
+}
+
+/// A series whose algorithms are built; no weight is read yet.
+struct Plan {
+    series: Series,
+    /// The launch file that loads the models as the algorithm needs them.
+    file: LaunchFile,
+    /// The algorithm at each value.
+    variants: Vec<Arc<dyn Algorithm>>,
+    /// The learned head that each model needs.
+    heads: Vec<Option<HeadSpec>>,
+}
+
+fn plan(context: &Context, file: &LaunchFile, series: Series) -> Result<Plan, CliError> {
+    let mut base = file.clone();
+    if base.router.algorithm != series.algorithm {
+        base.router.algorithm.clone_from(&series.algorithm);
+        base.router.params.clear();
+    }
+    base.router.params.extend(series.fixed.iter().cloned());
+    let at = |value: &Number| {
+        let mut file = base.clone();
+        file.router.params.insert(series.param.clone(), Json::Number(value.clone()));
+        file
+    };
+    let build = |value: &Number| {
+        launch::algorithm(&at(value), context.environment.catalog).map_err(|error| {
+            let Series { algorithm, param, .. } = &series;
+            CliError::Usage(format!("--algorithm {algorithm} with {param} = {value}: {}", error.message))
+        })
+    };
+    let variants = series.values.iter().map(build).collect::<Result<Vec<_>, _>>()?;
+    let models = 0..file.router.models.len() as u8;
+    let heads = models.map(|model| variants.first().and_then(|first| first.head(ModelIdx(model)))).collect();
+    let file = series.values.first().map_or_else(|| base.clone(), at);
+    Ok(Plan { series, file, variants, heads })
+}
+
+/// Models in memory with the learned heads they carry.
+struct Set {
+    heads: Vec<Option<HeadSpec>>,
+    loaded: Loaded,
+}
+
+impl Set {
+    fn serves(&self, heads: &[Option<HeadSpec>]) -> bool {
+        self.heads.iter().zip(heads).all(|(have, need)| need.is_none() || have == need)
+    }
+}
+
+/// Loads the models once, and once more only for algorithms that need other heads.
+fn load(context: &Context, plans: &[Plan]) -> Result<Vec<Set>, CliError> {
+    let mut sets: Vec<Set> = Vec::new();
+    for plan in plans {
+        if !sets.iter().any(|set| set.serves(&plan.heads)) {
+            let loaded = super::run::load(context, plan.file.clone())?;
+            sets.push(Set { heads: plan.heads.clone(), loaded });
+        }
+    }
+    Ok(sets)
+}
+
+/// Everything that the rows share.
+struct Sweep<'a> {
+    args: &'a Args,
+    problems: &'a [Problem],
+    sets: &'a [Set],
+    bar: &'a ProgressBar,
+}
+
+/// One row to be measured.
+struct Wanted<'a> {
+    series: &'a str,
+    setting: Option<(&'a str, &'a Number)>,
+    target: &'a dyn Fn(usize) -> Target,
+    algorithm: &'a Arc<dyn Algorithm>,
+}
+
+impl Sweep<'_> {
+    /// Both models alone, the oracle, whole requests at random, then every algorithm.
+    fn points(&self, plans: &[Plan]) -> Result<Vec<Point>, CliError> {
+        let loaded = &self.sets[0].loaded;
+        let names = loaded.names();
+        let idle = &loaded.algorithm;
+        let alone = |name: &str| format!("{name} alone");
+        let mut answers = Answers::new();
+        let mut points = Vec::new();
+        for (name, target) in names.iter().zip([SMALL, LARGE]) {
+            let wanted = Wanted { series: &alone(name), setting: None, target: &|_| target, algorithm: idle };
+            points.push(self.measure(loaded, &wanted, |seed, tokens| drop(answers.insert(seed, tokens)))?);
+        }
+        let oracle: Arc<dyn Algorithm> = Arc::new(Oracle(Arc::new(answers)));
+        let wanted = Wanted { series: "oracle", setting: None, target: &|_| Target::Routed, algorithm: &oracle };
+        points.push(self.measure(loaded, &wanted, |_, _| ())?);
+        for share in &self.args.query.0 {
+            let target = |index: usize| by_lot(self.args.settings.seed_of(index), real(share));
+            let setting = Some(("share", share));
+            let wanted = Wanted { series: "query at random", setting, target: &target, algorithm: idle };
+            points.push(self.measure(loaded, &wanted, |_, _| ())?);
+        }
+        for Plan { series, variants, heads, .. } in plans {
+            let own = self.sets.iter().find(|set| set.serves(heads)).map_or(loaded, |set| &set.loaded);
+            for (value, algorithm) in series.values.iter().zip(variants) {
+                let setting = Some((series.param.as_str(), value));
+                let wanted = Wanted { series: &series.algorithm, setting, target: &|_| Target::Routed, algorithm };
+                points.push(self.measure(own, &wanted, |_, _| ())?);
+            }
+        }
+        Ok(points)
+    }
+
+    fn measure(
+        &self,
+        loaded: &Loaded,
+        wanted: &Wanted<'_>,
+        mut see: impl FnMut(u64, Vec<TokenId>),
+    ) -> Result<Point, CliError> {
+        let title = match wanted.setting {
+            Some((param, value)) => format!("{} {param}={value}", wanted.series),
+            None => wanted.series.to_owned(),
+        };
+        let bench = Bench { loaded, problems: self.problems, settings: &self.args.settings };
+        let served = launch::served(loaded);
+        let run = Run {
+            title: &title,
+            served: options::served(&served, None)?,
+            target: wanted.target,
+            algorithm: wanted.algorithm.clone(),
+        };
+        let row = bench.measure(&run, self.bar, |index, outcome| {
+            see(self.args.settings.seed_of(index), outcome.tokens.iter().map(|token| token.id).collect());
+        })?;
+        let setting = wanted.setting.map(|(param, value)| (param.to_owned(), value.clone()));
+        Ok(Point { series: wanted.series.to_owned(), setting, row })
+    }
+}
+
+/// The model that gets a whole request, drawn from its seed: a request that is large at one share is large at every
+/// greater share.
+fn by_lot(seed: u64, share: f64) -> Target {
+    if rng::unit(seed, 0, Stream::Owner) < share { LARGE } else { SMALL }
+}
+
+/// Prints the table or the object and writes the files.
+fn show(args: &Args, points: &[Point], names: &[String]) -> Result<(), CliError> {
+    let rows = report::rows(points);
+    let object = format!("{}\n", report::json(points, names));
+    if let Some(folder) = &args.out {
+        let large = names.get(report::LARGE).map_or("large", String::as_str);
+        let files = [("csv", report::csv(points)), ("json", object.clone()), ("svg", svg::picture(points, large))];
+        for (kind, text) in files {
+            let path = folder.join(format!("sweep.{kind}"));
+            std::fs::write(&path, text).map_err(|error| unwritable(&path, &error))?;
+        }
+    }
+    let text = if args.json { object } else { eval::report::table(&rows, names) };
+    io::stdout().write_all(text.as_bytes())?;
+    eval::note_failures(&rows);
+    Ok(())
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> CliError {
+    let message = format!("{}: cannot be written: {error}; name another folder with --out", path.display());
+    CliError::Launch(LaunchError::Option(message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lots_are_nested_and_near_their_share() {
+        let large = |share: f64| -> Vec<u64> { (0..4000).filter(|&seed| by_lot(seed, share) == LARGE).collect() };
+        assert!(large(0.0).is_empty());
+        assert_eq!(large(1.0).len(), 4000);
+        let (quarter, half) = (large(0.25), large(0.5));
+        assert!(quarter.iter().all(|index| half.contains(index)));
+        // Four standard deviations of 4000 draws are below 0.032.
+        assert!((quarter.len() as f64 / 4000.0 - 0.25).abs() < 0.032, "{}", quarter.len());
+    }
+}

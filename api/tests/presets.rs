@@ -73,13 +73,19 @@ fn every_preset_has_a_test_here() {
     let presets = std::fs::read_dir(root().join("config/presets")).expect("the presets");
     let found: BTreeSet<String> =
         presets.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
-    let tested = ["demo-pair.toml", "qwen2.5-coder-pair.toml", "qwen3-0.6b-8b.toml", "single-model.toml"];
+    let tested =
+        ["demo-pair.toml", "qwen2.5-coder-pair.toml", "qwen3-0.6b-8b.toml", "scripted.toml", "single-model.toml"];
     assert_eq!(found, tested.iter().map(|name| (*name).to_owned()).collect());
 }
 
 #[test]
 fn demo_pair_starts() {
     check(&Folder::new(), &preset("demo-pair.toml"), &[], &["demo", "small", "large"]);
+}
+
+#[test]
+fn scripted_pair_starts() {
+    check(&Folder::new(), &preset("scripted.toml"), &[], &["demo", "small", "large"]);
 }
 
 #[test]

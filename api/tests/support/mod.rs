@@ -9,6 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// How long a log line is waited for.
+const LOG_WAIT: Duration = Duration::from_secs(60);
 
 static FOLDERS: AtomicU32 = AtomicU32::new(0);
 
@@ -154,6 +159,7 @@ pub struct Serving {
     pub address: String,
     /// The lines it printed until it was ready.
     pub banner: String,
+    log: Receiver<String>,
 }
 
 impl Serving {
@@ -176,11 +182,30 @@ impl Serving {
                 break url.trim().trim_end_matches("/v1").to_owned();
             }
         };
-        // From here on nobody reads its log lines: they go where they do not fill a pipe.
-        if let Some(mut stderr) = child.stderr.take() {
-            std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+        // Its log lines are read whether anybody wants them or not, so that they do not fill a pipe.
+        let (line, log) = channel();
+        let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
+        std::thread::spawn(move || stderr.lines().map_while(Result::ok).all(|text| line.send(text).is_ok()));
+        Serving { child, address, banner, log }
+    }
+
+    /// The next log line with these words; waits for it.
+    pub fn logged(&self, words: &str) -> String {
+        loop {
+            let line = self.log.recv_timeout(LOG_WAIT);
+            let line = line.unwrap_or_else(|error| panic!("no log line with {words:?}: {error}"));
+            if line.contains(words) {
+                return line;
+            }
         }
-        Serving { child, address, banner }
+    }
+
+    /// Sends it a signal by its name, such as `TERM`.
+    pub fn signal(&self, name: &str) {
+        // The shell's own kill: the program of that name is not on every machine.
+        let line = format!("kill -{name} {}", self.child.id());
+        let asked = Command::new("sh").args(["-c", &line]).status().expect("a shell runs");
+        assert!(asked.success());
     }
 
     /// Sends a request and returns status and body.
@@ -201,10 +226,7 @@ impl Serving {
 
     /// Asks it to stop and returns its exit code.
     pub fn stop(mut self) -> i32 {
-        // The shell's own kill: the program of that name is not on every machine.
-        let line = format!("kill -TERM {}", self.child.id());
-        let asked = Command::new("sh").args(["-c", &line]).status().expect("a shell runs");
-        assert!(asked.success());
+        self.signal("TERM");
         self.child.wait().expect("it ends").code().expect("an exit code")
     }
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::Value;
-use support::{Folder, run};
+use support::{Folder, root, run};
 
 /// Thresholds at both ends, the oracle and whole requests: each row is what its definition says.
 #[test]
@@ -73,5 +73,38 @@ fn wrong_sweeps_end_with_code_2_and_one_line() {
         for part in parts {
             assert!(err.contains(part), "{arguments:?}: `{err}` lacks `{part}`");
         }
+    }
+}
+
+/// Models are loaded again for an algorithm with a learned head, and its rows stand beside those without one.
+#[test]
+fn algorithms_with_a_head_of_their_own_join() {
+    let folder = Folder::new();
+    let fixture = |name: &str| root().join("tests/fixtures").join(name).display().to_string();
+    let head = folder.path.join("heads/small").display().to_string();
+    let (code, _, err) = run(&folder, &["convert-router", &fixture("heads/r2r-logits.pt"), &head]);
+    assert_eq!(code, 0, "{err}");
+    let model = |name: &str, path: &str| {
+        format!("[[models]]\nname = \"{name}\"\npath = \"{}\"\nkv_tokens = 1024\nthreads = 1\n", fixture(path))
+    };
+    let models = model("one", "tiny/llama-f32") + &model("two", "tiny/qwen2-f32");
+    let config = folder.write("launch.toml", &format!("{models}[router]\nalgorithm = \"r_stitch\"\n"));
+    let problems = folder.write(
+        "problems.jsonl",
+        "{\"question\": \"some words\", \"answer\": 1}\n{\"question\": \"other words\", \"answer\": 2}\n",
+    );
+    let (config, problems) = (config.display().to_string(), problems.display().to_string());
+    let common = ["sweep", &problems, "--config", &config, "--raw", "-n", "12", "--json", "--query", "0.5"];
+    let plain = ["--algorithm", "r_stitch", "--param", "threshold", "--values", "-0.5,1"];
+    let headed = ["--algorithm", "r2r:head=heads/small", "--param", "threshold", "--values", "0,0.25,1.5"];
+    let (code, out, err) = run(&folder, &[&common[..], &plain, &headed].concat());
+    assert_eq!((code, err.as_str()), (0, ""));
+    let object: Value = serde_json::from_str(&out).expect("one JSON object");
+    let rows = object["rows"].as_array().expect("rows");
+    assert_eq!((rows.len(), rows[7]["run"].as_str()), (9, Some("r2r threshold=0.25")));
+    assert!(rows.iter().all(|row| row["failed"] == 0), "{out}");
+    // The ends of both scales are the models alone; r2r at 0 reaches for the large model at every token.
+    for (row, alone) in [(4, 1), (5, 0), (6, 1), (8, 0)] {
+        assert_eq!(rows[row]["by_model"], rows[alone]["by_model"], "{} and {}", rows[row], rows[alone]);
     }
 }

@@ -87,7 +87,7 @@ pub fn usual() -> Result<Vec<Series>, CliError> {
         let Values(values) = values(range).map_err(CliError::Usage)?;
         Ok(Series { algorithm: algorithm.to_owned(), fixed: Vec::new(), param: param.to_owned(), values })
     };
-    Ok(vec![of("r_stitch", "threshold", "0.005:0.5:9:log")?, of("bernoulli", "p", "0.02:0.64:6:log")?])
+    Ok(vec![of("r_stitch", "threshold", "0.02:0.4:10:log")?, of("bernoulli", "p", "0.02:0.64:6:log")?])
 }
 
 /// Puts `--algorithm`, `--param` and `--values` together: the first of each, the second of each and so on.

@@ -9,8 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TrySendError, sync_channel};
 use std::time::Duration;
+
+/// Log lines that are kept for the test; later ones are lost.
+const LOG_LINES_MAX: usize = 100_000;
 
 /// How long a log line is waited for.
 const LOG_WAIT: Duration = Duration::from_secs(60);
@@ -183,9 +186,14 @@ impl Serving {
             }
         };
         // Its log lines are read whether anybody wants them or not, so that they do not fill a pipe.
-        let (line, log) = channel();
+        let (line, log) = sync_channel(LOG_LINES_MAX);
         let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
-        std::thread::spawn(move || stderr.lines().map_while(Result::ok).all(|text| line.send(text).is_ok()));
+        std::thread::spawn(move || {
+            stderr
+                .lines()
+                .map_while(Result::ok)
+                .all(|text| !matches!(line.try_send(text), Err(TrySendError::Disconnected(_))))
+        });
         Serving { child, address, banner, log }
     }
 

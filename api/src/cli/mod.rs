@@ -6,6 +6,7 @@ mod check;
 mod convert_router;
 mod eval;
 mod generate;
+mod label;
 mod logs;
 mod options;
 mod paint;
@@ -47,6 +48,8 @@ enum Command {
     Eval(eval::Args),
     /// Measure accuracy over the share of the large model, for algorithms at several values of a parameter
     Sweep(sweep::Args),
+    /// Label where a small model's tokens lead astray, as training data for a router
+    Label(label::Args),
     /// Turn a published router checkpoint into a folder for `router.params.head`
     ConvertRouter(convert_router::Args),
 }
@@ -115,6 +118,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, catalog: Catalog)
         Command::Check(args) => check::run(&context, &args),
         Command::Eval(args) => eval::run(&context, &args),
         Command::Sweep(args) => sweep::run(&context, &args),
+        Command::Label(args) => label::run(&context, &args),
         Command::ConvertRouter(args) => convert_router::run(&args),
     };
     match result {
@@ -134,6 +138,7 @@ impl Command {
         match self {
             Command::Generate(args) => args.json,
             Command::Eval(args) => args.json,
+            Command::Label(args) => args.json,
             Command::Sweep(args) => args.json,
             Command::Serve(_) | Command::Chat(_) | Command::Check(_) | Command::ConvertRouter(_) => false,
         }

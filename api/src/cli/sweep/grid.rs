@@ -71,6 +71,8 @@ pub fn real(number: &Number) -> f64 {
 /// One algorithm with a parameter that takes several values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
+    /// What its rows and its line are called: the algorithm, or all that sets it apart where that runs several times.
+    pub name: String,
     /// Name of the algorithm.
     pub algorithm: String,
     /// Its other parameters, on top of the launch file's if that has the same algorithm.
@@ -85,7 +87,8 @@ pub struct Series {
 pub fn usual() -> Result<Vec<Series>, CliError> {
     let of = |algorithm: &str, param: &str, range: &str| -> Result<Series, CliError> {
         let Values(values) = values(range).map_err(CliError::Usage)?;
-        Ok(Series { algorithm: algorithm.to_owned(), fixed: Vec::new(), param: param.to_owned(), values })
+        let (name, param) = (algorithm.to_owned(), param.to_owned());
+        Ok(Series { name: name.clone(), algorithm: name, fixed: Vec::new(), param, values })
     };
     Ok(vec![of("r_stitch", "threshold", "0.02:0.4:10:log")?, of("bernoulli", "p", "0.02:0.64:6:log")?])
 }
@@ -107,7 +110,9 @@ pub fn series(algorithms: &[String], params: &[String], values: &[Values]) -> Re
             Some((name, fixed)) => (name, options::params(fixed).map_err(|_| form(text))?),
             None => (text.as_str(), Vec::new()),
         };
-        Ok(Series { algorithm: algorithm.to_owned(), fixed, param: param.clone(), values: values.0.clone() })
+        let same = |other: &&String| other.split(':').next() == Some(algorithm);
+        let name = if algorithms.iter().filter(same).count() > 1 { text.as_str() } else { algorithm }.to_owned();
+        Ok(Series { name, algorithm: algorithm.to_owned(), fixed, param: param.clone(), values: values.0.clone() })
     };
     algorithms.iter().zip(params).zip(values).map(one).collect()
 }
@@ -169,6 +174,12 @@ mod tests {
         assert_eq!((read[0].algorithm.as_str(), read[0].values.len()), ("r_stitch", 1));
         assert_eq!((read[1].algorithm.as_str(), read[1].values.len()), ("r2r", 2));
         assert_eq!(read[1].fixed, [("head".to_owned(), Json::from("heads/a"))]);
+        let names = |given: &[&str]| -> Vec<String> {
+            let read = series(&texts(given), &texts(&["threshold", "threshold"]), &two).expect("two series");
+            read.into_iter().map(|series| series.name).collect()
+        };
+        assert_eq!(names(&["r_stitch", "r2r:head=a"]), ["r_stitch", "r2r"]);
+        assert_eq!(names(&["r2r:head=a", "r2r:head=b"]), ["r2r:head=a", "r2r:head=b"]);
         let error = series(&texts(&["r2r:head"]), &texts(&["threshold"]), &two[..1]).expect_err("no value");
         assert!(error.to_string().contains("NAME:KEY=VALUE"), "{error}");
         let error = series(&texts(&["r2r"]), &[], &two).expect_err("numbers differ");

@@ -194,7 +194,7 @@ impl Sweep<'_> {
             let own = self.sets.iter().find(|set| set.serves(heads)).map_or(loaded, |set| &set.loaded);
             for (value, algorithm) in series.values.iter().zip(variants) {
                 let setting = Some((series.param.as_str(), value));
-                let wanted = Wanted { series: &series.algorithm, setting, target: &|_| Target::Routed, algorithm };
+                let wanted = Wanted { series: &series.name, setting, target: &|_| Target::Routed, algorithm };
                 points.push(self.measure(own, &wanted, |_, _| ())?);
             }
         }

@@ -10,7 +10,7 @@ pub const LARGE: usize = 1;
 /// One row of a sweep.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// Which curve it belongs to: name of the algorithm, or what the row is.
+    /// Which curve it belongs to: the name of its series, or what the row is.
     pub series: String,
     /// The parameter that was set and its value; none for rows that stand alone.
     pub setting: Option<(String, Number)>,

@@ -114,6 +114,7 @@ fn routed_chat() {
         Job {
             prompt: Prompt::Ids(text.chat(&input).unwrap_or_else(|error| panic!("{error}"))),
             target,
+            routing: None,
             sampling: SamplingParams::default(),
             stop: StopRules { max_tokens: Some(48), ..StopRules::default() },
             logprobs: None,

@@ -1,7 +1,7 @@
 //! From a plan to models in memory and a running runtime. Owner: the command that was given. Invariant: weights are
 //! loaded once; several runtimes can be started from them, one after another or side by side.
 
-use super::{LaunchError, Plan};
+use super::{LaunchError, Plan, plan};
 use crate::progress::Progress;
 use crate::text::ModelText;
 use std::sync::Arc;
@@ -94,8 +94,9 @@ impl Loaded {
     /// As [`Loaded::start`], with another algorithm.
     ///
     /// # Errors
-    /// As [`Loaded::start`].
+    /// As [`Loaded::start`]; [`LaunchError::Config`] when a text among its parameters is no token of the vocabulary.
     pub fn start_with(&self, algorithm: Arc<dyn Algorithm>) -> Result<Runtime, LaunchError> {
+        let algorithm = plan::in_vocabulary(&self.file, algorithm, (self.catalog, &*self.codec()))?;
         let spec = RuntimeSpec {
             models: self.members.iter().map(model_spec).collect(),
             codec: self.codec(),

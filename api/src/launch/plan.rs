@@ -13,6 +13,7 @@ use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::routing::catalog::Catalog;
 use tokenrouter_core::routing::{Algorithm, HeadSpec, RoutingError, script};
+use tokenrouter_core::text::TextCodec;
 use tokenrouter_gpu::cpu::Cpu;
 use tokenrouter_gpu::load::{self, KvMemory, LoadError, LoadOptions};
 use tokenrouter_gpu::ops::{KvFormat, KvShape, Ops};
@@ -100,6 +101,28 @@ fn wrong_param(
     file.error_at(&place, format!("{place}: {message}{hint}"))
 }
 
+/// The algorithm with texts among its parameters turned into tokens of this vocabulary.
+///
+/// # Errors
+/// An error at the parameter whose text is no token.
+pub(super) fn in_vocabulary(
+    file: &LaunchFile,
+    algorithm: Arc<dyn Algorithm>,
+    (catalog, codec): (Catalog, &dyn TextCodec),
+) -> Result<Arc<dyn Algorithm>, ConfigError> {
+    match algorithm.in_vocabulary(codec) {
+        Ok(known) => Ok(known.unwrap_or(algorithm)),
+        Err(RoutingError::Param { message, .. }) => {
+            let known = known_params(&file.router.algorithm, catalog);
+            let named = known.into_iter().find(|name| message.split(':').next() == Some(name));
+            let prefix = if named.is_some() { "router.params." } else { "router.params: " };
+            let place = named.map_or_else(|| "router.params".to_owned(), |name| format!("router.params.{name}"));
+            Err(file.error_at(&place, format!("{prefix}{message}")))
+        }
+        Err(error) => Err(file.error_at("router.params", error)),
+    }
+}
+
 pub(super) fn known_params(algorithm: &str, catalog: Catalog) -> Vec<&'static str> {
     let entry = catalog.entries().find(|entry| entry.name == algorithm);
     entry.map(|entry| entry.params.iter().map(|param| param.name).collect()).unwrap_or_default()
@@ -124,6 +147,10 @@ impl Plan {
             }
             models.push(planned);
         }
+        let algorithm = match models.first() {
+            Some(first) => in_vocabulary(&file, algorithm, (catalog, &*first.text.tokenizer))?,
+            None => algorithm,
+        };
         for (model, planned) in file.models.iter_mut().zip(&models) {
             model.context_length = Some(planned.limits.context_len);
             if model.kv == KvBudget::Default {

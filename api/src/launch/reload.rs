@@ -1,11 +1,13 @@
 //! A new routing algorithm for a running server: launch file and script are read again, and only `[router]` of them
 //! counts. Owner: the serve command. Invariant: a file that is wrong changes nothing, and says what is wrong with it.
 
+use super::plan::in_vocabulary;
 use super::{Environment, LaunchError, Loaded, Overrides, algorithm, read};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokenrouter_config::Router;
 use tokenrouter_core::routing::reload::Reloadable;
+use tokenrouter_core::text::TextCodec;
 
 /// Reads the routing algorithm again.
 pub struct Reloader {
@@ -15,6 +17,7 @@ pub struct Reloader {
     name: String,
     models: Vec<String>,
     algorithm: Arc<Reloadable>,
+    codec: Arc<dyn TextCodec>,
     /// One at a time, so that the file that was read last stays.
     turn: Mutex<()>,
 }
@@ -30,7 +33,8 @@ impl Reloader {
         let Router { algorithm: name, models, .. } = loaded.file.router.clone();
         let algorithm = Arc::new(Reloadable::new(loaded.algorithm.clone(), models.len()));
         loaded.algorithm = Arc::clone(&algorithm) as _;
-        Reloader { config, overrides, environment, name, models, algorithm, turn: Mutex::new(()) }
+        let codec = loaded.codec();
+        Reloader { config, overrides, environment, name, models, algorithm, codec, turn: Mutex::new(()) }
     }
 
     /// Reads the files and lets new requests follow what they say; returns the name of the algorithm.
@@ -53,7 +57,8 @@ impl Reloader {
             );
             return Err(file.error_at("router.algorithm", message).into());
         }
-        let new = algorithm(&file, self.environment.catalog)?;
+        let catalog = self.environment.catalog;
+        let new = in_vocabulary(&file, algorithm(&file, catalog)?, (catalog, &*self.codec))?;
         self.algorithm.replace(new).map_err(|reason| file.error_at("router", reason))?;
         Ok(file.router.algorithm)
     }

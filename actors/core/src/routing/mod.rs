@@ -5,6 +5,7 @@
 use crate::executor::{Needs, Signals};
 use crate::ids::{ModelIdx, RequestId, TokenId};
 use crate::peer::{Known, PeerError, PeerReq};
+use crate::text::TextCodec;
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt::Debug;
@@ -237,6 +238,15 @@ pub trait Algorithm: Send + Sync + Debug {
     /// The algorithm of a version that a request follows still; `None` = this one.
     fn at(&self, _version: u32) -> Option<Arc<dyn Algorithm>> {
         None
+    }
+
+    /// This algorithm with texts among its parameters turned into token ids; `None` = it has no such texts (any more).
+    /// The launcher asks before anything is routed, because only there a vocabulary is known.
+    ///
+    /// # Errors
+    /// [`RoutingError::Param`], its message beginning with the name of the parameter.
+    fn in_vocabulary(&self, _codec: &dyn TextCodec) -> Result<Option<Arc<dyn Algorithm>>, RoutingError> {
+        Ok(None)
     }
 
     /// This algorithm with other parameters for one request: an object with the keys to change.

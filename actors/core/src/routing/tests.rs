@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::executor::Entropy;
+use crate::text::{SpecialTokens, TextError};
 use serde_json::json;
 
 /// Signals of a normalised entropy over 100 tokens.
@@ -195,6 +196,79 @@ fn a_trigger_hands_over_for_a_span() {
     }
 }
 
+/// A vocabulary of letters and a few pairs of them.
+#[derive(Debug)]
+struct Letters;
+
+impl TextCodec for Letters {
+    fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<TokenId>, TextError> {
+        assert_eq!(special, SpecialTokens::Parse, "a launch file may name control tokens");
+        match text {
+            "!" => Err(TextError("no such letter".into())),
+            "ab" => Ok(vec![900]),
+            _ => Ok(text.chars().map(u32::from).collect()),
+        }
+    }
+
+    fn token_bytes(&self, _: TokenId) -> Option<&[u8]> {
+        None
+    }
+
+    fn is_special(&self, _: TokenId) -> bool {
+        false
+    }
+
+    fn vocab_size(&self) -> u32 {
+        1000
+    }
+
+    fn bos(&self) -> Option<TokenId> {
+        None
+    }
+
+    fn strips_leading_space(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn triggers_may_be_texts_of_one_token() {
+    let texts = |texts: Value| build("token_trigger", &json!({"tokens": [9], "texts": texts, "span": 2}), 2).unwrap();
+    let unknown = texts(json!(["ab", "c"]));
+    let known = unknown.in_vocabulary(&Letters).unwrap().expect("there are texts");
+    assert!(known.in_vocabulary(&Letters).unwrap().is_none(), "once is enough");
+    let signals = Signals::default();
+    let step = |model: u8, candidate: TokenId| StepView {
+        request: RequestId(1),
+        model: ModelIdx(model),
+        seed: 3,
+        prompt_len: 1,
+        tokens: &[5],
+        candidate,
+        signals: &signals,
+    };
+    let calls = |algorithm: &dyn Algorithm, candidate| algorithm.start().route(&step(0, candidate)).map(|d| d.to.0);
+    let found = [9, 900, u32::from('c'), u32::from('a'), u32::from('b')].map(|token| calls(&*known, token));
+    assert_eq!(found, [Ok(1), Ok(1), Ok(1), Ok(0), Ok(0)]);
+    let own = known.with(&json!({"span": 5})).unwrap();
+    assert_eq!(calls(&*own, 900), Ok(1), "a request with a span of its own has the same triggers");
+    for model in [0, 1] {
+        let fault = unknown.start().route(&step(model, 9)).unwrap_err();
+        assert!(fault.contains("\"ab\"") && fault.contains("without a vocabulary"), "{fault}");
+    }
+    for (wrong, words) in [
+        (json!(["ab", "ac"]), ["texts: \"ac\" is not one token but 2 ([97, 99])", "or list ids as tokens"]),
+        (json!([""]), ["texts: \"\" is not one token but 0 ([])", "give a text that is one token"]),
+        (json!(["!"]), ["texts: \"!\": cannot tokenise: no such letter", ""]),
+    ] {
+        let error = texts(wrong).in_vocabulary(&Letters).map(drop).unwrap_err().to_string();
+        assert!(words.iter().all(|words| error.contains(words)), "{error}");
+    }
+    for name in ["stay", "r_stitch", "me"] {
+        assert!(build(name, &json!({}), 2).unwrap().in_vocabulary(&Letters).unwrap().is_none(), "{name}");
+    }
+}
+
 #[test]
 fn an_ensemble_draws_owners_by_weight() {
     let weights = [0.5, 0.3, 0.2];
@@ -288,7 +362,8 @@ fn wrong_parameters_are_named() {
     refused("me", json!({"weights": [1.5, -0.5]}), 2, "within 0 and 1, not 1.5");
     refused("me", json!({}), 9, "between 2 to 8 models, not 9");
     refused("always", json!({"model": 2}), 2, "the router's models are 0 to 1");
-    refused("token_trigger", json!({}), 2, "tokens is missing or empty");
+    refused("token_trigger", json!({}), 2, "tokens and texts are missing or empty");
+    refused("token_trigger", json!({"texts": [7]}), 2, "invalid type: integer");
     refused("token_trigger", json!({"tokens": ["wait"]}), 2, "invalid type: string");
     refused("token_trigger", json!({"tokens": [1], "span": 0}), 2, "span must be 1 or more");
 }

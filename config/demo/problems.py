@@ -3,11 +3,21 @@
 Invariant: an operand pair of + or - whose hash falls in the held-out class never occurs in training text
 (problem or drill), and every + and - step of a test problem is from that class.
 Addition is hashed without order, so `26 + 43` is held out together with `43 + 26`.
+
+    python problems.py --fresh 4000 --seed 7001 > fresh.jsonl    newly drawn problems, to train a router on
+
+Fresh problems are of the training classes (of the held-out class with --held-out), and none of them is shipped.
 """
 
+import argparse
+import json
+import sys
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+
+HERE = Path(__file__).resolve().parent
 
 LIMIT = 999  # every number of a problem lies in 1..LIMIT
 
@@ -216,3 +226,29 @@ def draw_drill(rng: Random) -> str:
             left, right = right, left
         if 1 < compute(left, op, right) <= LIMIT and not held_out(left, op, right):
             return equation(left, op, right)
+
+
+def fresh_problems(seed: int, count: int, held_out: bool) -> list[dict]:
+    """Different problems that are not among the shipped ones; the first ones are the same at any count."""
+    seen = {json.loads(line)["question"] for line in (HERE / "problems.jsonl").read_text().splitlines()}
+    rng, problems = Random(f"{seed}/router"), []
+    while len(problems) < count:
+        question, worked, number = draw_problem(rng, test=held_out)
+        if question not in seen:
+            seen.add(question)
+            problems.append({"question": question, "answer": number, "worked": worked})
+    return problems
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fresh", type=int, required=True, metavar="N", help="how many problems to print, one a line")
+    parser.add_argument("--seed", type=int, default=7001, help="the same seed gives the same problems")
+    parser.add_argument("--held-out", action="store_true", help="of the held-out class instead of the training classes")
+    args = parser.parse_args()
+    for problem in fresh_problems(args.seed, args.fresh, args.held_out):
+        sys.stdout.write(json.dumps(problem) + "\n")
+
+
+if __name__ == "__main__":
+    main()

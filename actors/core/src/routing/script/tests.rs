@@ -82,6 +82,31 @@ fn the_default_threshold_is_that_of_the_built_in_one() {
     }
 }
 
+/// Thresholds and signals that are equal as written and not as doubles: equality stays, in the script too.
+#[test]
+fn equality_is_the_same_in_a_script() {
+    for threshold in (1..400u16).map(|step| f64::from(step) / 400.0).chain([0.1, 0.3, 0.7]) {
+        let params = json!({ "threshold": threshold });
+        let (fast, slow) = ((r_stitch::ENTRY.build)(&params, 2).unwrap(), built(R_STITCH, params, 2).unwrap());
+        let near = threshold as f32;
+        for unsure in [near.next_down(), near, near.next_up()] {
+            for model in [0, 1] {
+                let signals =
+                    Signals { entropy: Some(Entropy { nats: unsure * 2f32.ln(), width: 2 }), ..Signals::default() };
+                let step = step(model, &[1, 2], &signals);
+                assert_eq!(
+                    fast.start().route(&step),
+                    slow.start().route(&step),
+                    "{unsure} at {threshold}, model {model}"
+                );
+            }
+        }
+    }
+    let literal = script("fn needs() { #{ entropy: true } } fn route(step) { if step.nats == 0.1 { 1 } else { 0 } }");
+    let signals = Signals { entropy: Some(Entropy { nats: 0.1, width: 2 }), ..Signals::default() };
+    assert_eq!(literal.start().route(&step(0, &[1, 2], &signals)).map(|decision| decision.to.0), Ok(1));
+}
+
 #[test]
 fn a_step_is_seen_whole() {
     let algorithm = script(

@@ -98,8 +98,11 @@ fn unasked(field: &str, need: &str) -> Box<EvalAltResult> {
     format!("step.{field} was not asked for; let needs() give #{{ {need} }}").into()
 }
 
+/// Signals have 32 bits and numbers of scripts 64: a signal becomes the shortest decimal that means it, so that 0.1 in a
+/// script or launch file equals a signal of 0.1, as it does where both have 32 bits.
 fn number(field: &str, value: f32) -> Outcome<f64> {
-    if value.is_nan() { Err(format!("step.{field} is not a number").into()) } else { Ok(value.into()) }
+    let decimal = value.to_string().parse().ok().filter(|decimal: &f64| !decimal.is_nan());
+    decimal.ok_or_else(|| format!("step.{field} is not a number").into())
 }
 
 /// A map of a few named values.

@@ -23,6 +23,8 @@ fn sweep_holds_every_row_and_writes_its_files() {
         "oracle",
         "query at random share=0",
         "query at random share=1",
+        "query by classifier share=0",
+        "query by classifier share=1",
         "r_stitch threshold=-0.5",
         "r_stitch threshold=0.05",
         "r_stitch threshold=1",
@@ -39,17 +41,17 @@ fn sweep_holds_every_row_and_writes_its_files() {
             assert_eq!(rows[a][key], rows[b][key], "{}: {} and {}", key, rows[a], rows[b]);
         }
     };
-    for (row, alone) in [(3, 0), (7, 0), (8, 0), (2, 1), (4, 1), (5, 1), (10, 1)] {
+    for (row, alone) in [(3, 0), (5, 0), (9, 0), (10, 0), (2, 1), (4, 1), (6, 1), (7, 1), (12, 1)] {
         same(row, alone);
     }
     let share = |row: usize| rows[row]["share"]["large"].as_f64().expect("share");
-    assert!(share(2) > 0.0 && share(2) < share(6) && share(6) < share(9), "{} {} {}", share(2), share(6), share(9));
-    assert_eq!((rows[6]["algorithm"].as_str(), rows[6]["value"].as_f64()), (Some("r_stitch"), Some(0.05)));
+    assert!(share(2) > 0.0 && share(2) < share(8) && share(8) < share(11), "{} {} {}", share(2), share(8), share(11));
+    assert_eq!((rows[8]["algorithm"].as_str(), rows[8]["value"].as_f64()), (Some("r_stitch"), Some(0.05)));
 
     let read = |name: &str| std::fs::read_to_string(folder.path.join("found/here").join(name)).expect(name);
     assert_eq!(read("sweep.json"), out);
     assert_eq!(read("sweep.csv").lines().count(), 1 + rows.len());
-    assert_eq!(read("sweep.svg").matches("<polyline").count(), 3);
+    assert_eq!(read("sweep.svg").matches("<polyline").count(), 4);
 }
 
 #[test]
@@ -101,10 +103,10 @@ fn algorithms_with_a_head_of_their_own_join() {
     assert_eq!((code, err.as_str()), (0, ""));
     let object: Value = serde_json::from_str(&out).expect("one JSON object");
     let rows = object["rows"].as_array().expect("rows");
-    assert_eq!((rows.len(), rows[7]["run"].as_str()), (9, Some("r2r threshold=0.25")));
+    assert_eq!((rows.len(), rows[8]["run"].as_str()), (10, Some("r2r threshold=0.25")));
     assert!(rows.iter().all(|row| row["failed"] == 0), "{out}");
     // The ends of both scales are the models alone; r2r at 0 reaches for the large model at every token.
-    for (row, alone) in [(4, 1), (5, 0), (6, 1), (8, 0)] {
+    for (row, alone) in [(5, 1), (6, 0), (7, 1), (9, 0)] {
         assert_eq!(rows[row]["by_model"], rows[alone]["by_model"], "{} and {}", rows[row], rows[alone]);
     }
 }

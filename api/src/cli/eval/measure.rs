@@ -1,6 +1,7 @@
 //! One row of a comparison: all problems answered one way by models in memory. Owner: the command. Invariant: rows differ
 //! in nothing but their algorithm and their targets; a problem that fails counts as wrong.
 
+use super::code::{self, Sandbox};
 use super::problems::{self, Check, Problem};
 use super::report::Row;
 use crate::cli::options::Generation;
@@ -42,6 +43,9 @@ pub struct Settings {
     /// What counts as the answer
     #[arg(long, value_enum, default_value_t)]
     check: Check,
+    /// Allow problems with tests: Python that a model wrote is run by python3 in processes of its own, within limits
+    #[arg(long)]
+    run_code: bool,
     /// Give the question as plain text, without the chat template
     #[arg(long)]
     raw: bool,
@@ -58,6 +62,25 @@ impl Settings {
             }
         };
         problems::read(&path, self.limit)
+    }
+
+    /// What tells right answers to these problems from wrong ones.
+    ///
+    /// # Errors
+    /// A problem has tests and --run-code is not given, or programs cannot be run here.
+    pub fn grader(&self, problems: &[Problem]) -> Result<Grader, CliError> {
+        let tested = problems.iter().position(|problem| problem.tests.is_some());
+        let sandbox = match tested {
+            None => None,
+            Some(_) if self.run_code => Some(Sandbox::open()?),
+            Some(index) => {
+                return Err(CliError::Usage(format!(
+                    "problem {} has tests, which run Python that a model wrote; allow it with --run-code",
+                    index + 1
+                )));
+            }
+        };
+        Ok(Grader { check: self.check, sandbox })
     }
 
     /// The seed of the problem of this index: no two draw the same way, and no two have the same.
@@ -95,14 +118,35 @@ impl Settings {
     }
 }
 
+/// Tells right answers from wrong ones.
+#[derive(Clone, Debug)]
+pub struct Grader {
+    check: Check,
+    sandbox: Option<Sandbox>,
+}
+
+impl Grader {
+    /// # Errors
+    /// Why the program in the answer could not be run; a program that fails is a wrong answer.
+    fn right(&self, problem: &Problem, text: &str) -> Result<bool, String> {
+        match (&problem.tests, &self.sandbox) {
+            (None, _) => Ok(self.check.matches(text, &problem.answer)),
+            (Some(tests), Some(sandbox)) => {
+                sandbox.passes(code::program(text), tests).map_err(|error| error.to_string())
+            }
+            (Some(_), None) => Err("there are tests, but --run-code is not given".to_owned()),
+        }
+    }
+}
+
 /// One row to be measured.
 pub struct Run<'a> {
     /// What the row is called.
     pub title: &'a str,
     /// Whose chat template and sampling defaults are used.
     pub served: &'a Served,
-    /// Who answers the problem of this index.
-    pub target: &'a dyn Fn(usize) -> Target,
+    /// Who answers.
+    pub target: Target,
     /// Routes what is put to all models.
     pub algorithm: Arc<dyn Algorithm>,
 }
@@ -115,48 +159,69 @@ pub struct Bench<'a> {
     pub problems: &'a [Problem],
     /// How they are answered.
     pub settings: &'a Settings,
+    /// Which answers are right.
+    pub grader: &'a Grader,
+}
+
+/// An answer that was graded, or why there is none.
+pub type Graded = Result<(Outcome, bool), String>;
+
+/// All problems answered one way.
+pub struct Answers {
+    /// One for each problem, in the order of the problems.
+    pub each: Vec<Graded>,
+    /// Wall-clock time of the answers, without that of grading.
+    pub seconds: f64,
+}
+
+impl Answers {
+    /// The row that they make.
+    pub fn row(&self, title: &str, models: usize) -> Row {
+        Row { seconds: self.seconds, ..Row::of(title.to_owned(), models, &self.each) }
+    }
 }
 
 impl Bench<'_> {
-    /// Answers all problems one way; `see` gets each answer with the index of its problem.
+    /// Answers all problems one way.
     ///
     /// # Errors
-    /// The runtime does not start. A problem that fails is counted in the row instead.
-    pub fn measure(&self, run: &Run<'_>, bar: &ProgressBar, see: impl FnMut(usize, &Outcome)) -> Result<Row, CliError> {
-        actix_rt::System::new().block_on(self.answer_all(run, bar, see))
+    /// The runtime does not start. A problem that fails is one of the answers instead.
+    pub fn answers(&self, run: &Run<'_>, bar: &ProgressBar) -> Result<Answers, CliError> {
+        bar.set_message(run.title.to_owned());
+        let (outcomes, seconds) = actix_rt::System::new().block_on(self.answer_all(run, bar))?;
+        let grade = |(problem, outcome): (&Problem, Result<Outcome, CliError>)| -> Graded {
+            let outcome = outcome.map_err(|error| error.to_string())?;
+            let right = self.grader.right(problem, &outcome.text)?;
+            Ok((outcome, right))
+        };
+        Ok(Answers { each: self.problems.iter().zip(outcomes).map(grade).collect(), seconds })
     }
 
+    /// Outcomes in the order of the problems, and the seconds they took.
     async fn answer_all(
         &self,
         run: &Run<'_>,
         bar: &ProgressBar,
-        mut see: impl FnMut(usize, &Outcome),
-    ) -> Result<Row, CliError> {
+    ) -> Result<(Vec<Result<Outcome, CliError>>, f64), CliError> {
         let runtime = self.loaded.start_with(run.algorithm.clone())?;
         let at_once = self.settings.concurrency.min(self.loaded.file.server.live_max) as usize;
         let started = Instant::now();
         let mut answers = stream::iter(self.problems.iter().enumerate())
             .map(|(index, problem)| {
                 let runtime = &runtime;
-                async move { (index, problem, self.answer(run, runtime, (index, problem)).await) }
+                async move { (index, self.answer(run, runtime, (index, problem)).await) }
             })
             .buffer_unordered(at_once);
-        let mut row = Row::new(run.title.to_owned(), self.loaded.members.len());
-        while let Some((index, problem, answer)) = answers.next().await {
-            match answer {
-                Ok(outcome) => {
-                    row.add(&outcome, self.settings.check.matches(&outcome.text, &problem.answer));
-                    see(index, &outcome);
-                }
-                Err(error) => row.fail(error.to_string()),
-            }
+        let mut outcomes = Vec::with_capacity(self.problems.len());
+        while let Some(outcome) = answers.next().await {
+            outcomes.push(outcome);
             bar.inc(1);
-            bar.set_message(format!("{} {:.1} %", row.title, 100.0 * row.accuracy()));
         }
         drop(answers);
-        row.seconds = started.elapsed().as_secs_f64();
+        let seconds = started.elapsed().as_secs_f64();
         runtime.drain(Duration::ZERO).await;
-        Ok(row)
+        outcomes.sort_by_key(|(index, _)| *index);
+        Ok((outcomes.into_iter().map(|(_, outcome)| outcome).collect(), seconds))
     }
 
     async fn answer(
@@ -166,7 +231,7 @@ impl Bench<'_> {
         (index, problem): (usize, &Problem),
     ) -> Result<Outcome, CliError> {
         let prompt = self.settings.prompt(run.served, problem)?;
-        let job = self.settings.job((prompt, self.settings.seed_of(index)), (run.served, (run.target)(index)));
+        let job = self.settings.job((prompt, self.settings.seed_of(index)), (run.served, run.target));
         run::generate(runtime, job, |_, _| Ok(())).await
     }
 }

@@ -2,6 +2,7 @@
 //! Invariant: every row answers the same problems with the same settings; a problem that fails counts as wrong and is
 //! reported.
 
+mod code;
 pub(super) mod measure;
 pub(super) mod problems;
 pub(super) mod report;
@@ -38,16 +39,17 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     let file = launch::read(context.common.config.as_deref(), &Overrides::default(), &context.environment)?;
     logs::start(context, &file, Talk::Command)?;
     let problems = args.settings.problems(context)?;
+    let grader = args.settings.grader(&problems)?;
     let variants = variants(context, &file)?;
     let loaded = load(context, file)?;
     let served = launch::served(&loaded);
-    let bench = Bench { loaded: &loaded, problems: &problems, settings: &args.settings };
+    let bench = Bench { loaded: &loaded, problems: &problems, settings: &args.settings, grader: &grader };
     let mut rows = Vec::new();
     for Planned { title, served, variant } in planned(args, &served, &variants)? {
         let bar = context.progress.count(&title, problems.len() as u64);
         let algorithm = variant.algorithm.clone();
-        let run = Run { title: &title, served, target: &|_| served.target, algorithm };
-        rows.push(bench.measure(&run, &bar, |_, _| ())?);
+        let run = Run { title: &title, served, target: served.target, algorithm };
+        rows.push(bench.answers(&run, &bar)?.row(&title, loaded.members.len()));
         bar.finish_and_clear();
     }
     let names = loaded.names();

@@ -7,18 +7,21 @@ use serde::Deserialize;
 use std::path::Path;
 
 /// One line of a file of problems.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problem {
     /// What is asked.
     pub question: String,
-    /// The right answer; a worked answer that ends in `#### 28` counts as `28`.
+    /// The right answer; a worked answer that ends in `#### 28` counts as `28`. Empty where none is known.
     pub answer: String,
+    /// Python that raises nothing after the program in a right answer: such problems have no `answer`.
+    pub tests: Option<String>,
 }
 
 #[derive(Deserialize)]
 struct Line {
     question: String,
-    answer: serde_json::Value,
+    answer: Option<serde_json::Value>,
+    tests: Option<Vec<String>>,
 }
 
 /// Reads a file of problems; empty lines separate, nothing else is passed over.
@@ -28,22 +31,30 @@ pub fn read(path: &Path, limit: Option<u32>) -> Result<Vec<Problem>, CliError> {
     let mut problems = Vec::new();
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let wrong = |why: &str| {
-            usage(format!(":{}: {why}; each line is {{\"question\": \"…\", \"answer\": \"28\"}}", number + 1))
+            let form = "{\"question\": \"…\", \"answer\": \"28\"} or has \"tests\": [\"assert f(1) == 2\"] in the answer's place";
+            usage(format!(":{}: {why}; each line is {form}", number + 1))
         };
         let line: Line = serde_json::from_str(line).map_err(|error| wrong(&error.to_string()))?;
-        let answer = match line.answer {
-            serde_json::Value::String(text) => text,
-            serde_json::Value::Number(number) => number.to_string(),
-            _ => return Err(wrong("answer is neither a string nor a number")),
-        };
-        let answer = Check::Marked.answer(&answer).unwrap_or(answer);
-        problems.push(Problem { question: line.question, answer });
+        problems.push(problem(line).map_err(wrong)?);
     }
     if problems.is_empty() {
         return Err(usage(": holds no problem".into()));
     }
     problems.truncate(limit.map_or(usize::MAX, |limit| limit as usize));
     Ok(problems)
+}
+
+fn problem(Line { question, answer, tests }: Line) -> Result<Problem, &'static str> {
+    let answer = match (answer, tests) {
+        (None, Some(tests)) if tests.is_empty() => return Err("tests holds no line"),
+        (None, Some(tests)) => return Ok(Problem { question, answer: String::new(), tests: Some(tests.join("\n")) }),
+        (Some(serde_json::Value::String(text)), None) => text,
+        (Some(serde_json::Value::Number(number)), None) => number.to_string(),
+        (Some(_), None) => return Err("answer is neither a string nor a number"),
+        (Some(_), Some(_)) => return Err("there are both answer and tests"),
+        (None, None) => return Err("there is neither answer nor tests"),
+    };
+    Ok(Problem { question, answer: Check::Marked.answer(&answer).unwrap_or(answer), tests: None })
 }
 
 /// What of an answer's text is compared.
@@ -167,10 +178,16 @@ mod tests {
         );
         let answers: Vec<String> = good.expect("good").into_iter().map(|problem| problem.answer).collect();
         assert_eq!(answers, ["3", "4"]);
+        let tested = read_text("{\"question\":\"a\",\"tests\":[\"assert f(1)\",\"assert f(2)\"]}\n").expect("good");
+        let tests = Some("assert f(1)\nassert f(2)".to_owned());
+        assert_eq!(tested, [Problem { question: "a".into(), answer: String::new(), tests }]);
         for (text, part) in [
             ("", ": holds no problem"),
             ("{\"question\":\"a\",\"answer\":\"1\"}\nnonsense\n", ":2: "),
-            ("{\"question\":\"a\"}\n", ":1: missing field `answer`"),
+            ("{\"question\":\"a\"}\n", ":1: there is neither answer nor tests"),
+            ("{\"question\":\"a\",\"answer\":1,\"tests\":[\"x\"]}\n", "both answer and tests"),
+            ("{\"question\":\"a\",\"tests\":[]}\n", "tests holds no line"),
+            ("{\"question\":\"a\",\"tests\":\"x\"}\n", ":1: invalid type"),
             ("{\"question\":\"a\",\"answer\":[]}\n", "neither a string nor a number"),
         ] {
             let error = read_text(text).expect_err(text);

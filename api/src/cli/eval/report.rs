@@ -1,5 +1,6 @@
 //! What an evaluation found: rows, as a table or as JSON. Pure.
 
+use super::measure::Graded;
 use crate::cli::run::Outcome;
 use serde_json::{Map, Value as Json, json};
 
@@ -20,6 +21,8 @@ pub struct Row {
     pub by_model: Vec<u64>,
     /// Moves between models.
     pub hops: u64,
+    /// Which problems are right, in their order; none where one could not be answered.
+    pub each: Vec<Option<bool>>,
     /// Wall-clock time.
     pub seconds: f64,
 }
@@ -27,13 +30,27 @@ pub struct Row {
 impl Row {
     /// An empty row for so many models.
     pub fn new(title: String, models: usize) -> Row {
-        Row { title, right: 0, total: 0, failed: 0, failure: None, by_model: vec![0; models], hops: 0, seconds: 0.0 }
+        let by_model = vec![0; models];
+        Row { title, right: 0, total: 0, failed: 0, failure: None, by_model, hops: 0, each: Vec::new(), seconds: 0.0 }
+    }
+
+    /// A row of these answers; its time is not known.
+    pub fn of<'a>(title: String, models: usize, answers: impl IntoIterator<Item = &'a Graded>) -> Row {
+        let mut row = Row::new(title, models);
+        for answer in answers {
+            match answer {
+                Ok((outcome, right)) => row.add(outcome, *right),
+                Err(why) => row.fail(why.clone()),
+            }
+        }
+        row
     }
 
     /// Counts an answer.
-    pub fn add(&mut self, outcome: &Outcome, right: bool) {
+    fn add(&mut self, outcome: &Outcome, right: bool) {
         self.total += 1;
         self.right += u32::from(right);
+        self.each.push(Some(right));
         self.hops += u64::from(outcome.usage.hops);
         for (sum, count) in self.by_model.iter_mut().zip(&outcome.usage.by_model) {
             *sum += u64::from(*count);
@@ -41,8 +58,9 @@ impl Row {
     }
 
     /// Counts a problem that could not be answered.
-    pub fn fail(&mut self, why: String) {
+    fn fail(&mut self, why: String) {
         self.total += 1;
+        self.each.push(None);
         self.failed += 1;
         self.failure.get_or_insert(why);
     }
@@ -50,6 +68,17 @@ impl Row {
     /// Right answers of all problems, 0 to 1.
     pub fn accuracy(&self) -> f64 {
         f64::from(self.right) / f64::from(self.total.max(1))
+    }
+
+    /// Where the accuracy on more such problems lies with 95 % confidence, both ends 0 to 1. Wilson's interval (E. B.
+    /// Wilson, "Probable inference", 1927), which holds near 0 and 1 and for few problems too.
+    pub fn interval(&self) -> (f64, f64) {
+        const Z: f64 = 1.959_964;
+        let (n, p) = (f64::from(self.total.max(1)), self.accuracy());
+        let middle = p + Z * Z / (2.0 * n);
+        let half = Z * (p * (1.0 - p) / n + Z * Z / (4.0 * n * n)).sqrt();
+        let scale = 1.0 + Z * Z / n;
+        (((middle - half) / scale).max(0.0), ((middle + half) / scale).min(1.0))
     }
 
     /// Generated tokens of all models.
@@ -84,9 +113,11 @@ pub fn json(rows: &[Row], models: &[String]) -> Json {
             json!({
                 "run": row.title,
                 "accuracy": row.accuracy(),
+                "interval": row.interval(),
                 "right": row.right,
                 "total": row.total,
                 "failed": row.failed,
+                "each": row.each,
                 "tokens": row.tokens(),
                 "by_model": per_model(&|index| json!(row.by_model[index])),
                 "share": per_model(&|index| json!(row.share(index))),
@@ -152,12 +183,10 @@ mod tests {
             first_token: Duration::ZERO,
             total: Duration::from_secs(1),
         };
-        let mut routed = Row::new("r_stitch".into(), 2);
-        routed.add(&outcome([30, 10], 4), true);
-        routed.add(&outcome([50, 10], 2), false);
-        routed.fail("first".into());
-        routed.fail("second".into());
-        routed.seconds = 2.0;
+        let failed = ["first", "second"].map(|why| Err(why.to_owned()));
+        let answers = [Ok((outcome([30, 10], 4), true)), Ok((outcome([50, 10], 2), false))];
+        let routed = Row::of("r_stitch".into(), 2, answers.iter().chain(&failed));
+        let routed = Row { seconds: 2.0, ..routed };
         (vec![Row::new("empty".into(), 2), routed], vec!["small".into(), "large".into()])
     }
 
@@ -180,6 +209,18 @@ mod tests {
         assert_eq!((row["accuracy"].as_f64(), row["failed"].as_u64()), (Some(0.25), Some(2)));
         assert_eq!(row["by_model"], json!({"small": 80, "large": 20}));
         assert_eq!(row["share"]["large"].as_f64(), Some(0.2));
+        assert_eq!(row["each"], json!([true, false, null, null]));
         assert_eq!(rows[1].failure.as_deref(), Some("first"));
+    }
+
+    #[test]
+    fn intervals_are_wilsons() {
+        // Values of the closed form, computed with other software.
+        for (right, total, low, high) in
+            [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (40, 80, 0.3930, 0.6070), (200, 200, 0.9812, 1.0)]
+        {
+            let found = Row { right, total, ..Row::new(String::new(), 2) }.interval();
+            assert!((found.0 - low).abs() < 1e-4 && (found.1 - high).abs() < 1e-4, "{right}/{total}: {found:?}");
+        }
     }
 }

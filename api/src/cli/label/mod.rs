@@ -8,7 +8,7 @@
 
 mod drive;
 mod judge;
-mod shards;
+pub mod shards;
 
 use super::eval::problems::{self, Check, Problem};
 use super::logs::{self, Talk};
@@ -142,7 +142,7 @@ fn questions(args: &Args) -> Result<Vec<Problem>, CliError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
     let read = |(number, line): (usize, &str)| match serde_json::from_str(line) {
-        Ok(Line { question }) => Ok(Problem { question, answer: String::new() }),
+        Ok(Line { question }) => Ok(Problem { question, ..Problem::default() }),
         Err(error) => Err(usage(format!(":{}: {error}; each line is {{\"question\": \"…\"}}", number + 1))),
     };
     let problems: Vec<Problem> = lines.take(limit).map(read).collect::<Result<_, _>>()?;
@@ -274,7 +274,7 @@ impl Labeller<'_> {
         for (difference, continuation) in differences.iter().zip(&continuations) {
             let (before, large) = answers[difference.problem].split_at(difference.position);
             let cut = |tokens: &[TokenId]| self.reached(self.text(tokens));
-            let Problem { question, answer } = &problems[difference.problem];
+            let Problem { question, answer, .. } = &problems[difference.problem];
             verdicts.push(self.judge.verdict(Case {
                 question,
                 right: answer,

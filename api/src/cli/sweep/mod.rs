@@ -1,31 +1,36 @@
 //! `tokenrouter sweep`: accuracy over the share of large tokens, for algorithms at several values of a parameter.
 //! Owner: the process. Invariant: every row answers the same problems with the same prompts and settings; each comparison
-//! holds both models alone, the oracle, and routing whole requests at random.
+//! holds both models alone, the oracle, and routing whole requests at random and by a prompt classifier.
 
+mod classifier;
 mod grid;
 mod oracle;
+mod query;
 mod report;
 mod svg;
 
-use super::eval::measure::{Bench, Run, Settings};
-use super::eval::{self, problems::Problem};
+use super::eval::measure::{Answers, Bench, Grader, Run, Settings};
+use super::eval::{self, problems::Problem, report::Row};
 use super::logs::{self, Talk};
+use super::run::Outcome;
 use super::{CliError, Context, options};
 use crate::launch::{self, LaunchError, Loaded, Overrides};
 use grid::{Series, Values, real};
 use indicatif::ProgressBar;
-use oracle::{Answers, Oracle};
+use oracle::Oracle;
+use query::Alone;
 use report::Point;
 use serde_json::{Number, Value as Json};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokenrouter_config::LaunchFile;
-use tokenrouter_core::ids::{ModelIdx, TokenId};
+use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::Target;
-use tokenrouter_core::rng::{self, Stream};
 use tokenrouter_core::routing::{Algorithm, HeadSpec};
 
+/// Models of a sweep: a small one and a large one.
+const MODELS: usize = 2;
 const SMALL: Target = Target::Only(ModelIdx(0));
 const LARGE: Target = Target::Only(ModelIdx(1));
 
@@ -43,7 +48,7 @@ pub struct Args {
     /// Its values: 0.005,0.02,0.1 or LOW:HIGH:COUNT or LOW:HIGH:COUNT:log; one for each --algorithm
     #[arg(long, value_name = "VALUES", value_parser = grid::values, allow_hyphen_values = true)]
     values: Vec<Values>,
-    /// Shares of whole requests that go to the large model at random, for comparison
+    /// Shares of whole requests that go to the large model, at random and by a prompt classifier, for comparison
     #[arg(long, value_name = "VALUES", value_parser = grid::values, default_value = "0.1,0.25,0.5,0.75")]
     query: Values,
     /// Folder for sweep.csv, sweep.json and sweep.svg; made if it is not there
@@ -60,15 +65,15 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     logs::start(context, &file, Talk::Command)?;
     let series = wanted(context, args, &file)?;
     let problems = args.settings.problems(context)?;
+    let grader = args.settings.grader(&problems)?;
     if let Some(folder) = &args.out {
         std::fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
     }
     let plans = series.into_iter().map(|series| plan(context, &file, series)).collect::<Result<Vec<_>, _>>()?;
     let sets = load(context, &plans)?;
     let routed: usize = plans.iter().map(|plan| plan.variants.len()).sum();
-    let rows = 3 + args.query.0.len() + routed;
-    let bar = context.progress.count("sweep", (rows * problems.len()) as u64);
-    let sweep = Sweep { args, problems: &problems, sets: &sets, bar: &bar };
+    let bar = context.progress.count("sweep", ((3 + routed) * problems.len()) as u64);
+    let sweep = Sweep { args, problems: &problems, grader: &grader, sets: &sets, bar: &bar };
     let points = sweep.points(&plans)?;
     bar.finish_and_clear();
     let names = sets[0].loaded.names();
@@ -82,7 +87,7 @@ fn wanted(context: &Context, args: &Args, file: &LaunchFile) -> Result<Vec<Serie
         return usage("--params has no meaning for sweep; write --algorithm NAME:KEY=VALUE".to_owned());
     }
     let models = file.router.models.len();
-    if models != 2 {
+    if models != MODELS {
         return usage(format!("a sweep compares a small and a large model, but the launch file routes {models}"));
     }
     if let Some(share) = args.query.0.iter().find(|share| !(0.0..=1.0).contains(&real(share))) {
@@ -156,81 +161,103 @@ fn load(context: &Context, plans: &[Plan]) -> Result<Vec<Set>, CliError> {
 struct Sweep<'a> {
     args: &'a Args,
     problems: &'a [Problem],
+    grader: &'a Grader,
     sets: &'a [Set],
     bar: &'a ProgressBar,
 }
 
-/// One row to be measured.
+/// One row.
 struct Wanted<'a> {
     series: &'a str,
     setting: Option<(&'a str, &'a Number)>,
-    target: &'a dyn Fn(usize) -> Target,
-    algorithm: &'a Arc<dyn Algorithm>,
+}
+
+impl Wanted<'_> {
+    fn title(&self) -> String {
+        match self.setting {
+            Some((param, value)) => format!("{} {param}={value}", self.series),
+            None => self.series.to_owned(),
+        }
+    }
+
+    fn point(&self, row: Row) -> Point {
+        let setting = self.setting.map(|(param, value)| (param.to_owned(), value.clone()));
+        Point { series: self.series.to_owned(), setting, row }
+    }
 }
 
 impl Sweep<'_> {
-    /// Both models alone, the oracle, whole requests at random, then every algorithm.
+    /// Both models alone, the oracle, whole requests at random and by a classifier, then every algorithm.
     fn points(&self, plans: &[Plan]) -> Result<Vec<Point>, CliError> {
         let loaded = &self.sets[0].loaded;
         let names = loaded.names();
-        let idle = &loaded.algorithm;
-        let alone = |name: &str| format!("{name} alone");
-        let mut answers = Answers::new();
         let mut points = Vec::new();
-        for (name, target) in names.iter().zip([SMALL, LARGE]) {
-            let wanted = Wanted { series: &alone(name), setting: None, target: &|_| target, algorithm: idle };
-            points.push(self.measure(loaded, &wanted, |seed, tokens| drop(answers.insert(seed, tokens)))?);
-        }
-        let oracle: Arc<dyn Algorithm> = Arc::new(Oracle(Arc::new(answers)));
-        let wanted = Wanted { series: "oracle", setting: None, target: &|_| Target::Routed, algorithm: &oracle };
-        points.push(self.measure(loaded, &wanted, |_, _| ())?);
-        for share in &self.args.query.0 {
-            let target = |index: usize| by_lot(self.args.settings.seed_of(index), real(share));
-            let setting = Some(("share", share));
-            let wanted = Wanted { series: "query at random", setting, target: &target, algorithm: idle };
-            points.push(self.measure(loaded, &wanted, |_, _| ())?);
-        }
+        let mut alone = |name: &str, target: Target| {
+            let series = format!("{name} alone");
+            let wanted = Wanted { series: &series, setting: None };
+            let answers = self.answers(loaded, &wanted, (target, &loaded.algorithm))?;
+            points.push(wanted.point(answers.row(&wanted.title(), MODELS)));
+            Ok::<_, CliError>(answers)
+        };
+        let alone = Alone { small: alone(&names[0], SMALL)?, large: alone(&names[1], LARGE)? };
+        let oracle: Arc<dyn Algorithm> = Arc::new(Oracle(Arc::new(self.tokens(&alone.large))));
+        points.push(self.measure(loaded, &Wanted { series: "oracle", setting: None }, &oracle)?);
+        points.extend(self.whole_requests(&alone));
         for Plan { series, variants, heads, .. } in plans {
             let own = self.sets.iter().find(|set| set.serves(heads)).map_or(loaded, |set| &set.loaded);
             for (value, algorithm) in series.values.iter().zip(variants) {
                 let setting = Some((series.param.as_str(), value));
-                let wanted = Wanted { series: &series.name, setting, target: &|_| Target::Routed, algorithm };
-                points.push(self.measure(own, &wanted, |_, _| ())?);
+                points.push(self.measure(own, &Wanted { series: &series.name, setting }, algorithm)?);
             }
         }
         Ok(points)
     }
 
-    fn measure(
+    /// Whole requests to one model, for each share.
+    fn whole_requests(&self, alone: &Alone) -> Vec<Point> {
+        let settings = &self.args.settings;
+        let ranked = alone.ranked(self.problems, settings.seed_of(0));
+        let row = |series, share, to_large: &dyn Fn(usize) -> bool| {
+            let wanted = Wanted { series, setting: Some(("share", share)) };
+            wanted.point(alone.row(&wanted.title(), MODELS, to_large))
+        };
+        let shares = &self.args.query.0;
+        let at_random = shares
+            .iter()
+            .map(|share| row("query at random", share, &|index| query::by_lot(settings.seed_of(index), real(share))));
+        let classified = shares.iter().map(|share| {
+            let large = query::first(&ranked, real(share));
+            row("query by classifier", share, &|index| large[index])
+        });
+        at_random.chain(classified).collect()
+    }
+
+    /// The tokens of the answers, by the seeds of the problems.
+    fn tokens(&self, answers: &Answers) -> oracle::Answers {
+        let ids = |outcome: &Outcome| outcome.tokens.iter().map(|token| token.id).collect();
+        let given = answers.each.iter().enumerate();
+        given
+            .filter_map(|(index, answer)| Some((self.args.settings.seed_of(index), ids(&answer.as_ref().ok()?.0))))
+            .collect()
+    }
+
+    fn measure(&self, loaded: &Loaded, wanted: &Wanted<'_>, with: &Arc<dyn Algorithm>) -> Result<Point, CliError> {
+        let answers = self.answers(loaded, wanted, (Target::Routed, with))?;
+        Ok(wanted.point(answers.row(&wanted.title(), MODELS)))
+    }
+
+    fn answers(
         &self,
         loaded: &Loaded,
         wanted: &Wanted<'_>,
-        mut see: impl FnMut(u64, Vec<TokenId>),
-    ) -> Result<Point, CliError> {
-        let title = match wanted.setting {
-            Some((param, value)) => format!("{} {param}={value}", wanted.series),
-            None => wanted.series.to_owned(),
-        };
-        let bench = Bench { loaded, problems: self.problems, settings: &self.args.settings };
+        (target, algorithm): (Target, &Arc<dyn Algorithm>),
+    ) -> Result<Answers, CliError> {
+        let Sweep { args, problems, grader, .. } = *self;
         let served = launch::served(loaded);
-        let run = Run {
-            title: &title,
-            served: options::served(&served, None)?,
-            target: wanted.target,
-            algorithm: wanted.algorithm.clone(),
-        };
-        let row = bench.measure(&run, self.bar, |index, outcome| {
-            see(self.args.settings.seed_of(index), outcome.tokens.iter().map(|token| token.id).collect());
-        })?;
-        let setting = wanted.setting.map(|(param, value)| (param.to_owned(), value.clone()));
-        Ok(Point { series: wanted.series.to_owned(), setting, row })
+        let (title, served) = (wanted.title(), options::served(&served, None)?);
+        let bench = Bench { loaded, problems, settings: &args.settings, grader };
+        bench.answers(&Run { title: &title, served, target, algorithm: algorithm.clone() }, self.bar)
     }
-}
-
-/// The model that gets a whole request, drawn from its seed: a request that is large at one share is large at every
-/// greater share.
-fn by_lot(seed: u64, share: f64) -> Target {
-    if rng::unit(seed, 0, Stream::Owner) < share { LARGE } else { SMALL }
 }
 
 /// Prints the table or the object and writes the files.
@@ -254,20 +281,4 @@ fn show(args: &Args, points: &[Point], names: &[String]) -> Result<(), CliError>
 fn unwritable(path: &Path, error: &io::Error) -> CliError {
     let message = format!("{}: cannot be written: {error}; name another folder with --out", path.display());
     CliError::Launch(LaunchError::Option(message))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lots_are_nested_and_near_their_share() {
-        let large = |share: f64| -> Vec<u64> { (0..4000).filter(|&seed| by_lot(seed, share) == LARGE).collect() };
-        assert!(large(0.0).is_empty());
-        assert_eq!(large(1.0).len(), 4000);
-        let (quarter, half) = (large(0.25), large(0.5));
-        assert!(quarter.iter().all(|index| half.contains(index)));
-        // Four standard deviations of 4000 draws are below 0.032.
-        assert!((quarter.len() as f64 / 4000.0 - 0.25).abs() < 0.032, "{}", quarter.len());
-    }
 }

@@ -41,19 +41,21 @@ pub fn json(points: &[Point], models: &[String]) -> Json {
     object
 }
 
-/// The points as CSV (RFC 4180) with a line of names; shares and accuracy are within 0 and 1.
+/// The points as CSV (RFC 4180) with a line of names; shares and accuracy (with the ends of
+/// its 95 % interval) are within 0 and 1.
 pub fn csv(points: &[Point]) -> String {
     let mut text = String::from(
-        "algorithm,param,value,accuracy,right,total,failed,tokens,large_tokens,large_share,hops_per_problem,\
-         tokens_per_s,seconds\n",
+        "algorithm,param,value,accuracy,accuracy_low,accuracy_high,right,total,failed,tokens,large_tokens,large_share,\
+         hops_per_problem,tokens_per_s,seconds\n",
     );
     for point in points {
         let Point { series, setting, row } = point;
         let (param, value) = setting
             .as_ref()
             .map_or((String::new(), String::new()), |(param, value)| (field(param), real(value).to_string()));
+        let (low, high) = row.interval();
         text.push_str(&format!(
-            "{},{param},{value},{:.4},{},{},{},{},{},{:.4},{:.2},{:.0},{:.3}\n",
+            "{},{param},{value},{:.4},{low:.4},{high:.4},{},{},{},{},{},{:.4},{:.2},{:.0},{:.3}\n",
             field(series),
             row.accuracy(),
             row.right,
@@ -94,9 +96,12 @@ pub mod tests {
         let text = csv(&points);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
-        assert_eq!(lines[0].split(',').count(), 13);
-        assert_eq!(lines[1], "r_stitch,threshold,0.05,0.9000,9,10,0,100,8,0.0800,1.50,50,2.000");
-        assert_eq!(lines[2], "\"large, \"\"big\"\" alone\",,,1.0000,10,10,0,100,100,1.0000,1.50,50,2.000");
+        assert_eq!(lines[0].split(',').count(), 15);
+        assert_eq!(lines[1], "r_stitch,threshold,0.05,0.9000,0.5958,0.9821,9,10,0,100,8,0.0800,1.50,50,2.000");
+        assert_eq!(
+            lines[2],
+            "\"large, \"\"big\"\" alone\",,,1.0000,0.7225,1.0000,10,10,0,100,100,1.0000,1.50,50,2.000"
+        );
     }
 
     #[test]

@@ -9,7 +9,8 @@ const HEIGHT: f64 = 460.0;
 /// Left, top, right and bottom edge of the plot.
 const PLOT: (f64, f64, f64, f64) = (64.0, 24.0, 600.0, 400.0);
 /// Colours that can be told apart on white and on black, and by most people with a colour deficiency.
-const COLORS: [&str; 8] = ["#0e86d4", "#d9622b", "#2b9a66", "#b15ac7", "#b8860b", "#d6466f", "#5f8ea0", "#8c6d46"];
+const COLORS: [&str; 10] =
+    ["#0e86d4", "#d9622b", "#2b9a66", "#b15ac7", "#b8860b", "#d6466f", "#5f8ea0", "#8c6d46", "#5a63d8", "#7d8590"];
 /// Marks on the axis of shares, in percent. Its scale is the square root: what matters happens below 10 %.
 const SHARES: [u32; 8] = [0, 1, 5, 10, 25, 50, 75, 100];
 const STYLE: &str = "<style>:root{--paper:#fff;--ink:#1f2328;--grid:#d5d9de}\

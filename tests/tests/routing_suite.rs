@@ -60,7 +60,7 @@ fn settings(name: &str) -> Vec<(Value, usize)> {
         "r_stitch" => vec![(json!({"threshold": 0.1}), 2)],
         "me" => vec![(json!({"weights": [0.6, 0.4]}), 2), (json!({}), 3)],
         "entropy" => vec![(json!({}), 2)],
-        "token_trigger" => vec![(json!({"tokens": [2, 3, 5], "span": 3}), 2)],
+        "token_trigger" => vec![(json!({"tokens": [2, 3], "texts": ["w5"], "span": 3}), 2)],
         "script" => vec![(json!({"file": "stitch.rhai", "source": STITCH}), 2)],
         other => panic!("algorithm {other} is listed but has no settings in this suite; add them"),
     }

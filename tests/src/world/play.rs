@@ -52,10 +52,12 @@ pub fn play_with(script: &Script, algorithm: Arc<dyn Algorithm>) -> Play {
     system.block_on(perform(script, algorithm))
 }
 
-/// The algorithm a scenario names.
+/// The algorithm a scenario names, in the vocabulary of the scenario.
 pub fn algorithm(script: &Script) -> Arc<dyn Algorithm> {
     let (name, params) = &script.route;
-    routing::build(name, params, script.models.len()).expect("the scenario's algorithm")
+    let built = routing::build(name, params, script.models.len()).expect("the scenario's algorithm");
+    let known = built.in_vocabulary(&Words::new(script.language.vocab)).expect("texts of the vocabulary");
+    known.unwrap_or(built)
 }
 
 #[derive(Clone, Default)]

@@ -32,7 +32,8 @@ pub(super) struct Program {
     pub(super) fingerprint: u64,
     engine: Engine,
     ast: AST,
-    defined: Vec<String>,
+    /// The functions it defines, each with the place where it begins.
+    defined: Vec<(String, Position)>,
 }
 
 impl fmt::Debug for Program {
@@ -64,8 +65,9 @@ impl Program {
                 return Err(format!("{file}: function {name} takes {count} parameters, not {given}"));
             }
         }
-        let defined: Vec<String> = ast.iter_functions().map(|function| function.name.to_owned()).collect();
-        if !defined.iter().any(|name| name == "route") {
+        let place = |name: &str| (name.to_owned(), place_of(source, name));
+        let defined: Vec<(String, Position)> = ast.iter_functions().map(|function| place(function.name)).collect();
+        if !defined.iter().any(|(name, _)| name == "route") {
             return Err(format!("{file}: there is no function route(step); it decides which model goes on"));
         }
         let fingerprint = source.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
@@ -76,7 +78,7 @@ impl Program {
 
     /// Whether the script defines a function.
     pub(super) fn has(&self, function: &str) -> bool {
-        self.defined.iter().any(|name| name == function)
+        self.defined.iter().any(|(name, _)| name == function)
     }
 
     /// Calls a function.
@@ -102,9 +104,15 @@ impl Program {
         self.call(function, arguments, Call { state: &mut Dynamic::from_map(Map::new()), params })
     }
 
-    /// An error about what a function gave, which has no line of its own.
+    /// An error about a function as a whole, at the place where it begins: about what it gave, or about a limit, for which
+    /// the engine tells no place.
     pub(super) fn wrong(&self, function: &str, message: impl fmt::Display) -> String {
-        format!("{}: {function}: {message}", self.file)
+        let name = function.split('(').next().unwrap_or(function);
+        let place = self.defined.iter().find(|(defined, _)| defined == name).map_or(Position::NONE, |&(_, at)| at);
+        if place.is_none() {
+            return format!("{}: {function}: {message}", self.file);
+        }
+        placed(&self.file, format_args!("{function}: {message}"), place)
     }
 
     fn fault(&self, function: &str, error: &EvalAltResult) -> String {
@@ -118,6 +126,23 @@ impl Program {
             None => self.wrong(function, text),
         }
     }
+}
+
+/// Where a function begins, outside of comments that go to the end of a line; nowhere if it is not found.
+fn place_of(source: &str, name: &str) -> Position {
+    let defines = |text: &str| {
+        let rest = text.strip_prefix("fn").filter(|rest| rest.starts_with(char::is_whitespace));
+        let rest = rest.and_then(|rest| rest.trim_start().strip_prefix(name));
+        rest.is_some_and(|rest| rest.trim_start().starts_with('('))
+    };
+    for (line, text) in source.lines().enumerate() {
+        let code = text.split("//").next().unwrap_or(text);
+        if let Some((at, _)) = code.match_indices("fn").find(|&(at, _)| defines(&code[at..])) {
+            let number = |index: usize| u16::try_from(index + 1).unwrap_or(u16::MAX);
+            return Position::new(number(line), number(code[..at].chars().count()));
+        }
+    }
+    Position::NONE
 }
 
 fn placed(file: &str, message: impl fmt::Display, at: Position) -> String {

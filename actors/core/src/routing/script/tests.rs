@@ -185,7 +185,10 @@ fn notes_travel_to_the_peer() {
     assert_eq!(walk, [1, 1, 0]);
     message.ext = b"not json".to_vec();
     let error = peer.receive(&mut vec![1, 2, 3], &message).unwrap_err();
-    assert!(matches!(&error, PeerError::Routing(text) if text.contains("my.rhai: receive(message): note")), "{error}");
+    assert!(
+        matches!(&error, PeerError::Routing(text) if text.contains("my.rhai:3:10: receive(message): note")),
+        "{error}"
+    );
 }
 
 #[test]
@@ -222,7 +225,7 @@ fn a_step_that_goes_wrong_says_where() {
     fails("fn route(step) {\n  step.entropy\n}", "my.rhai:2:8: step.entropy was not asked for");
     fails("fn route(step) { throw \"no idea\"; }", "my.rhai:1:18: ");
     fails("fn route(step) { helper(step) }\nfn helper(step) {\n  1 / 0\n}", "my.rhai:3:5: ");
-    fails("fn route(step) { \"large\" }", "route(step): must give the number of a model, not string");
+    fails("\nfn route(step) { \"large\" }", "my.rhai:2:1: route(step): must give the number of a model, not string");
     fails("fn route(step) { 2 }", "2 is no model; there are 0 to 1");
     fails("fn route(step) { #{ to: 0, kept: true } }", "unknown key `kept`, expected one of to, keep");
     fails("fn route(step) { #{ keep: true } }", "`to` is missing");
@@ -235,10 +238,12 @@ fn a_step_that_goes_wrong_says_where() {
 
 #[test]
 fn every_call_is_bounded() {
-    fails("fn route(step) { loop { } }", "my.rhai: route: Too many operations");
-    fails("fn route(step) { route(step) }", "Stack overflow");
-    fails("fn route(step) { let s = \"x\"; loop { s += s; } }", "Length of string too large");
-    fails("fn route(step) { let a = [1]; loop { a += a; } }", "Size of array/BLOB too large");
+    fails("fn route(step) { loop { } }", "my.rhai:1:1: route: Too many operations");
+    fails("fn helper() { loop { } }\n  fn route(step) { helper() }", "my.rhai:2:3: route: Too many operations");
+    fails("// fn route(step)\n\nprivate fn no() { 1 } fn route (step) { loop { } }", "my.rhai:3:23: route: Too many");
+    fails("\nfn route(step) { route(step) }", "my.rhai:2:1: route: Stack overflow");
+    fails("fn route(step) { let s = \"x\"; loop { s += s; } }", "my.rhai:1:1: route: Length of string too large");
+    fails("fn route(step) { let a = [1]; loop { a += a; } }", "my.rhai:1:1: route: Size of array/BLOB too large");
     fails(
         "fn route(step) { let a = []; for i in 0..1000000 { a.push(\"xxxxxxxx\"); } 0 }",
         "Size of array/BLOB too large",

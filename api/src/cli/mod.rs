@@ -13,6 +13,7 @@ mod paint;
 mod run;
 mod serve;
 mod sweep;
+mod train_router;
 
 use crate::launch::{Environment, LaunchError};
 use crate::progress::Progress;
@@ -50,6 +51,8 @@ enum Command {
     Sweep(sweep::Args),
     /// Label where a small model's tokens lead astray, as training data for a router
     Label(label::Args),
+    /// Train a head for r2r or citer on what label wrote; sweep then shows what it is worth
+    TrainRouter(train_router::Args),
     /// Turn a published router checkpoint into a folder for `router.params.head`
     ConvertRouter(convert_router::Args),
 }
@@ -119,6 +122,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, catalog: Catalog)
         Command::Eval(args) => eval::run(&context, &args),
         Command::Sweep(args) => sweep::run(&context, &args),
         Command::Label(args) => label::run(&context, &args),
+        Command::TrainRouter(args) => train_router::run(&context, &args),
         Command::ConvertRouter(args) => convert_router::run(&args),
     };
     match result {
@@ -140,6 +144,7 @@ impl Command {
             Command::Eval(args) => args.json,
             Command::Label(args) => args.json,
             Command::Sweep(args) => args.json,
+            Command::TrainRouter(args) => args.json,
             Command::Serve(_) | Command::Chat(_) | Command::Check(_) | Command::ConvertRouter(_) => false,
         }
     }

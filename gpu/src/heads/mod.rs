@@ -11,7 +11,7 @@ pub mod math;
 mod network;
 mod seat;
 
-pub use config::{Class, Family, HeadConfig, Inputs, R2R_CLASSES};
+pub use config::{Class, FORMAT, Family, HeadConfig, Inputs, R2R_CLASSES};
 pub use convert::{Conversion, convert};
 pub use network::{Network, NetworkInput, Scratch};
 pub use seat::{Seat, Source};

@@ -235,3 +235,48 @@ impl Bench<'_> {
         run::generate(runtime, job, |_, _| Ok(())).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    fn grader(arguments: &[&str], problems: &[Problem]) -> Result<Grader, String> {
+        let line = <Line as clap::Parser>::parse_from([&["test"], arguments].concat());
+        line.settings.grader(problems).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn numbers_are_compared_and_programs_are_run() {
+        let number = Problem { answer: "28".into(), ..Problem::default() };
+        let code = Problem { tests: Some("assert f(2) == 4".into()), ..Problem::default() };
+        let problems = [number, code];
+        let grader = grader(&["--run-code", "--check", "last-number"], &problems).expect("python3 is installed");
+        for (problem, text, expected) in [
+            (0, "So 28.", true),
+            (0, "So 29.", false),
+            (1, "Here:\n```python\ndef f(x):\n    return x * x\n```\nIt squares 3.", true),
+            (1, "def f(x):\n    return x * x", true),
+            (1, "```python\ndef f(x):\n    return 3 * x\n```", false),
+            (1, "I cannot.", false),
+        ] {
+            assert_eq!(grader.right(&problems[problem], text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_runs_unless_it_is_allowed() {
+        let number = Problem { answer: "28".into(), ..Problem::default() };
+        let code = Problem { tests: Some("assert f(2) == 4".into()), ..Problem::default() };
+        let error = grader(&[], &[number.clone(), code.clone()]).expect_err("tests without --run-code");
+        assert!(error.contains("problem 2") && error.contains("--run-code"), "{error}");
+        let grader = grader(&[], std::slice::from_ref(&number)).expect("nothing to run");
+        assert_eq!(grader.right(&number, "28\n#### 28"), Ok(true));
+        assert!(grader.right(&code, "def f(x): return 4").is_err(), "never run by accident");
+    }
+}

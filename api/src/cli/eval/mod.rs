@@ -117,3 +117,6 @@ fn planned<'a>(args: &Args, served: &'a [Served], variants: &'a [Variant]) -> Re
     }
     Ok(runs)
 }
+
+#[cfg(test)]
+mod coder_tests;

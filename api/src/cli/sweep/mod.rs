@@ -51,7 +51,7 @@ pub struct Args {
     /// Shares of whole requests that go to the large model, at random and by a prompt classifier, for comparison
     #[arg(long, value_name = "VALUES", value_parser = grid::values, default_value = "0.1,0.25,0.5,0.75")]
     query: Values,
-    /// Folder for sweep.csv, sweep.json and sweep.svg; made if it is not there
+    /// Folder for sweep.csv, sweep.json and sweep.svg, written again after every row; made if it is not there
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print one JSON object instead of the table
@@ -187,7 +187,8 @@ impl Wanted<'_> {
 }
 
 impl Sweep<'_> {
-    /// Both models alone, the oracle, whole requests at random and by a classifier, then every algorithm.
+    /// Both models alone, the oracle, whole requests at random and by a classifier, then every algorithm. The files are
+    /// written after each: a sweep of real models takes long, and what it has found stays if it is ended.
     fn points(&self, plans: &[Plan]) -> Result<Vec<Point>, CliError> {
         let loaded = &self.sets[0].loaded;
         let names = loaded.names();
@@ -203,11 +204,13 @@ impl Sweep<'_> {
         let oracle: Arc<dyn Algorithm> = Arc::new(Oracle(Arc::new(self.tokens(&alone.large))));
         points.push(self.measure(loaded, &Wanted { series: "oracle", setting: None }, &oracle)?);
         points.extend(self.whole_requests(&alone));
+        self.write(&points)?;
         for Plan { series, variants, heads, .. } in plans {
             let own = self.sets.iter().find(|set| set.serves(heads)).map_or(loaded, |set| &set.loaded);
             for (value, algorithm) in series.values.iter().zip(variants) {
                 let setting = Some((series.param.as_str(), value));
                 points.push(self.measure(own, &Wanted { series: &series.name, setting }, algorithm)?);
+                self.write(&points)?;
             }
         }
         Ok(points)
@@ -241,6 +244,18 @@ impl Sweep<'_> {
             .collect()
     }
 
+    fn write(&self, points: &[Point]) -> Result<(), CliError> {
+        let Some(folder) = &self.args.out else { return Ok(()) };
+        let names = self.sets[0].loaded.names();
+        let large = names.get(report::LARGE).map_or("large", String::as_str);
+        let object = object(points, &names);
+        for (kind, text) in [("csv", report::csv(points)), ("json", object), ("svg", svg::picture(points, large))] {
+            let path = folder.join(format!("sweep.{kind}"));
+            std::fs::write(&path, text).map_err(|error| unwritable(&path, &error))?;
+        }
+        Ok(())
+    }
+
     fn measure(&self, loaded: &Loaded, wanted: &Wanted<'_>, with: &Arc<dyn Algorithm>) -> Result<Point, CliError> {
         let answers = self.answers(loaded, wanted, (Target::Routed, with))?;
         Ok(wanted.point(answers.row(&wanted.title(), MODELS)))
@@ -260,22 +275,17 @@ impl Sweep<'_> {
     }
 }
 
-/// Prints the table or the object and writes the files.
+/// Prints the table or the object.
 fn show(args: &Args, points: &[Point], names: &[String]) -> Result<(), CliError> {
     let rows = report::rows(points);
-    let object = format!("{}\n", report::json(points, names));
-    if let Some(folder) = &args.out {
-        let large = names.get(report::LARGE).map_or("large", String::as_str);
-        let files = [("csv", report::csv(points)), ("json", object.clone()), ("svg", svg::picture(points, large))];
-        for (kind, text) in files {
-            let path = folder.join(format!("sweep.{kind}"));
-            std::fs::write(&path, text).map_err(|error| unwritable(&path, &error))?;
-        }
-    }
-    let text = if args.json { object } else { eval::report::table(&rows, names) };
+    let text = if args.json { object(points, names) } else { eval::report::table(&rows, names) };
     io::stdout().write_all(text.as_bytes())?;
     eval::note_failures(&rows);
     Ok(())
+}
+
+fn object(points: &[Point], names: &[String]) -> String {
+    format!("{}\n", report::json(points, names))
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> CliError {

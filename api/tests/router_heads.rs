@@ -4,7 +4,7 @@ mod support;
 
 use serde_json::{Value, json};
 use std::path::Path;
-use support::{Folder, root, run};
+use support::{Folder, Serving, program, root, run};
 
 /// A launch file over two tiny models of one tokenizer.
 fn launch(folder: &Folder, small: &Path, router: &str) -> String {
@@ -110,6 +110,20 @@ fn an_extra_row_routes_and_is_never_a_token() {
     ends_are_single_models(&folder, &config, [("threshold=-0.5", "large"), ("threshold=1", "small")]);
     let routed = tokens(&folder, &config, &["--params", "threshold=0.5"]);
     assert!(routed.as_array().is_some_and(|tokens| tokens.iter().all(|token| *token != 300)));
+    // Nor may a client write it: the large model has no such token.
+    let server = Serving::start(program(&folder, &["--config", &config, "--log-level", "info"]));
+    assert!(server.logged("loaded").contains("vocab_width"), "the width that entropies are normalised by");
+    let ask = |prompt: Value| {
+        let body = json!({ "model": "tokenrouter", "prompt": prompt, "max_tokens": 8, "temperature": 0,
+            "logprobs": 5, "routing": { "threshold": 0.5 } });
+        let (status, answer) = server.ask("POST", "/v1/completions", &body.to_string());
+        (status, serde_json::from_str::<Value>(&answer).expect("JSON"))
+    };
+    let (status, answer) = ask(json!([5, 300, 6]));
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("prompt")), "{answer}");
+    let (status, answer) = ask(json!("some <|defer|> words"));
+    assert_eq!(status, 200, "the text of the token is text: {answer}");
+    assert!(!answer["choices"][0]["logprobs"].to_string().contains("defer"), "{answer}");
     // Without the algorithm that owns the row, the vocabularies differ.
     let config = launch(&folder, &small, "algorithm = \"r_stitch\"");
     let (code, _, err) = run(&folder, &["check", "--config", &config]);

@@ -56,7 +56,10 @@ impl Loaded {
                 .map_err(|reason| LaunchError::Load { model: planned.name.clone(), reason: Box::new(reason) })?;
             bar.finish_and_clear();
             let info = model.info();
-            tracing::info!(model = %planned.name, bytes = info.weight_bytes, parameters = info.parameters, "loaded");
+            // Normalised entropy is over this width, padding included.
+            let vocab_width = planned.limits.vocab_width;
+            let (bytes, parameters) = (info.weight_bytes, info.parameters);
+            tracing::info!(model = %planned.name, bytes, parameters, vocab_width, "loaded");
             members.push(Member {
                 name: planned.name,
                 model: Arc::new(model),
@@ -67,9 +70,12 @@ impl Loaded {
         Ok(Loaded { file: plan.file, algorithm: plan.algorithm, catalog: plan.catalog, members })
     }
 
-    /// The vocabulary shared by all models.
+    /// The vocabulary shared by all models: the smallest, for the row of a learned head is a token of its own model only,
+    /// and no prompt may hold it.
     pub fn codec(&self) -> Arc<dyn TextCodec> {
-        self.members[0].text.tokenizer.clone()
+        let tokenizers = self.members.iter().map(|member| &member.text.tokenizer);
+        let smallest = tokenizers.min_by_key(|tokenizer| tokenizer.vocab_size());
+        smallest.unwrap_or(&self.members[0].text.tokenizer).clone()
     }
 
     /// Vocabulary and chat template for the routed name: those of the first model that has a template.

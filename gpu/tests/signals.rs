@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use std::sync::Arc;
 use tokenrouter_core::executor::{Drawn, Executor, ExecutorError, Needs, Row, RowOutput, Signals, Step};
-use tokenrouter_core::sampling::SamplingParams;
+use tokenrouter_core::sampling::{SamplingParams, TokenCounts};
 use tokenrouter_gpu::cpu::Cpu;
 use tokenrouter_gpu::load::LoadOptions;
 use tokenrouter_gpu::ops::KvFormat;
@@ -81,7 +81,19 @@ fn signals_do_not_feel_sampling_parameters() {
     let biased = drawn(run(&mut runner, vec![row]));
     assert_eq!(biased.token, 9);
     assert_eq!(biased.signals, plain.signals);
-    assert_eq!(biased.logprobs.unwrap().top, plain.logprobs.unwrap().top);
+    let top = plain.logprobs.unwrap().top;
+    assert_eq!(biased.logprobs.unwrap().top, top);
+    // Penalties of tokens seen before, and bans.
+    let mut row = needing(EVERYTHING, Some(3));
+    let draw = row.draw.as_mut().unwrap();
+    let params = SamplingParams { repetition_penalty: 50.0, frequency_penalty: 90.0, ..Default::default() };
+    draw.params = Arc::new(params);
+    draw.history = Some(Arc::new(TokenCounts::of(&[5, 6, 7, plain.token], 3)));
+    draw.banned = [plain.signals.top[1].0].into();
+    let penalised = drawn(run(&mut runner, vec![row]));
+    assert!(plain.signals.top[..2].iter().all(|&(id, _)| id != penalised.token), "{penalised:?}");
+    assert_eq!(penalised.signals, plain.signals);
+    assert_eq!(penalised.logprobs.unwrap().top, top);
 }
 
 #[test]

@@ -221,6 +221,13 @@ impl<'a> StateDict<'a> {
             let reason = format!("is not a tensor of {} with these sizes", config.class.name());
             return Err(WeightsError::invalid(path, format!("tensor {extra:?}"), reason));
         }
+        // Tensors of a router share no storage; if they did, a small file could ask for any amount of memory.
+        let stated = expected.iter().filter_map(|(name, _)| self.tensors.get(name.as_str()));
+        let stated = stated.fold(0u64, |sum, value| sum.saturating_add(self.checkpoint.stored_bytes(*value)));
+        if stated > self.checkpoint.file_bytes() {
+            let reason = format!("say they have {stated} bytes in a file of {}", self.checkpoint.file_bytes());
+            return Err(WeightsError::invalid(path, "tensors", reason));
+        }
         let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
         for (name, shape) in expected {
             let value = self.value(&name)?;

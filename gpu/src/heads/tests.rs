@@ -5,6 +5,7 @@ use super::*;
 use crate::cpu::{Cpu, CpuOptions};
 use crate::ops::Ops;
 use crate::weights::Tensor;
+use crate::weights::torch::tests::archive;
 use serde::Deserialize;
 use std::sync::atomic::{AtomicU32, Ordering};
 use tokenrouter_core::rng::{Stream, unit};
@@ -159,7 +160,7 @@ fn checkpoints_that_are_wrong_are_refused_and_nothing_runs() {
         ("wrong-shape.pth", &["mlp.4.weight", "[32, 32]", "[32, 64]"]),
         ("not-a-number.pth", &["linear.bias", "no numbers"]),
         ("extra-tensor.pth", &["extra.weight", "MLP"]),
-        ("repeated-storage.pth", &["linear.weight"]),
+        ("repeated-storage.pth", &["bytes in a file of"]),
         ("list.pt", &["a list"]),
         ("make_heads.py", &["no zip archive"]),
         ("nowhere.pt", &["nowhere.pt"]),
@@ -171,6 +172,53 @@ fn checkpoints_that_are_wrong_are_refused_and_nothing_runs() {
     let folder = Folder::new();
     let error = convert(&fixtures().join("citer.pth"), &folder.0, Some(64)).unwrap_err().to_string();
     assert!(error.contains("32") && error.contains("64"), "{error}");
+}
+
+/// A CITER checkpoint whose tensors all lie in one storage, as large as the largest of them.
+fn sharing(hidden: u32) -> Vec<u8> {
+    let (wide, long) = (2 * hidden, |name: &str| [&(name.len() as u32).to_le_bytes(), name.as_bytes()].concat());
+    let elements = wide * hidden;
+    let int = |value: u32| [&b"J"[..], &value.to_le_bytes()].concat();
+    let tensor = |name: &str, shape: &[u32]| {
+        let strides: Vec<u32> = if shape.len() == 2 { vec![shape[1], 1] } else { vec![1] };
+        let tuple =
+            |dims: &[u32]| [&b"("[..], &dims.iter().flat_map(|&dim| int(dim)).collect::<Vec<u8>>(), b"t"].concat();
+        let storage = b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000";
+        let parts: [&[u8]; 9] = [
+            b"X",
+            &long(name),
+            storage,
+            b"X\x03\0\0\0cpu",
+            &int(elements),
+            b"tQK\0",
+            &[tuple(shape), tuple(&strides)].concat(),
+            b"\x89ccollections\nOrderedDict\n)R",
+            b"tR",
+        ];
+        parts.concat()
+    };
+    let mut pickle = b"\x80\x02}(".to_vec();
+    pickle.extend(tensor("mlp.0.weight", &[wide, hidden]));
+    for name in ["mlp.0.bias", "mlp.1.weight", "mlp.1.bias", "mlp.1.running_mean", "mlp.1.running_var"] {
+        pickle.extend(tensor(name, &[wide]));
+    }
+    pickle.extend(tensor("mlp.4.weight", &[hidden, wide]));
+    pickle.extend(tensor("mlp.4.bias", &[hidden]));
+    pickle.extend(tensor("linear.weight", &[1, hidden]));
+    pickle.extend(tensor("linear.bias", &[1]));
+    pickle.extend(b"u.");
+    let storage: Vec<u8> = (0..elements).flat_map(|_| 0.5f32.to_le_bytes()).collect();
+    archive(&[("x/data.pkl", &pickle), ("x/data/0", &storage)])
+}
+
+#[test]
+fn tensors_that_share_their_bytes_are_refused() {
+    let folder = Folder::new();
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let path = folder.0.join("sharing.pth");
+    std::fs::write(&path, sharing(64)).unwrap();
+    let error = refusal(&path);
+    assert!(error.contains("tensors") && error.contains("bytes in a file of"), "{error}");
 }
 
 #[test]

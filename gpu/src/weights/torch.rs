@@ -7,7 +7,7 @@ mod value;
 mod zip;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use value::{StorageType, Value};
 
@@ -66,6 +66,18 @@ impl Checkpoint {
     /// Where the file lies.
     pub fn path(&self) -> &Path {
         self.file.path()
+    }
+
+    /// Bytes of the whole file.
+    pub fn file_bytes(&self) -> u64 {
+        self.file.bytes().len() as u64
+    }
+
+    /// Bytes that a tensor says it has in the file; 0 for a value that is no tensor.
+    pub fn stored_bytes(&self, value: Value<'_>) -> u64 {
+        let Node::Tensor(tensor) = value.read() else { return 0 };
+        let Node::Storage(StorageNode { storage, .. }) = &value.pickle.nodes[tensor.storage] else { return 0 };
+        tensor.shape.iter().fold(storage.size() as u64, |bytes, &dim| bytes.saturating_mul(dim))
     }
 
     /// What was saved.

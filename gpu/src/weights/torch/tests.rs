@@ -4,7 +4,7 @@ use super::*;
 use crate::weights::testing::Scratch;
 
 /// A stored-only archive, as torch lays it out.
-fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
+pub(crate) fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let (mut file, mut directory) = (Vec::new(), Vec::new());
     for (name, bytes) in entries {
         let start = file.len() as u32;
@@ -123,6 +123,10 @@ fn sizes_that_lie_take_no_memory() {
     assert_eq!(open(&often).unwrap().root().kind(), "a storage");
     let marks = [&b"\x80\x02"[..], &vec![b'('; 2 << 20], b"."].concat();
     assert!(refused(&marks).contains("more than"));
+    // Depth costs no stack: values lie side by side.
+    let deep = [b"\x80\x02", &b"}X\x01\0\0\0a".repeat(200_000)[..], b"N", &b"s".repeat(200_000), b"."].concat();
+    let deep = open(&deep).unwrap();
+    assert_eq!(deep.root().get("a").and_then(|inner| inner.get("a")).map(Value::kind), Some("a dictionary"));
     // A list that contains itself is a value like any other.
     let cycle = open(b"\x80\x02]q\0h\0a.").unwrap();
     let inner = cycle.root().items().and_then(|mut items| items.next()).unwrap();

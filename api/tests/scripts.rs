@@ -126,3 +126,70 @@ fn a_script_that_fails_costs_the_request_and_not_the_server() {
     assert!(server.logged("an answer failed").contains("mine.rhai:2:26: no idea"));
     assert_eq!(ask(&server, None), Ok(vec!["small".to_owned(); 6]));
 }
+
+/// Whatever a script does without end costs the request it does it for; others are answered meanwhile and afterwards.
+#[test]
+fn a_script_without_bounds_costs_its_request() {
+    let site = Site::new(
+        "fn down(n) { down(n + 1) }\nfn route(step) {\n  let way = params().late;\n  if way == 4 { loop { } }\n  \
+         if way == 5 { down(0); }\n  if way == 6 { let s = \"x\"; loop { s += s; } }\n  \
+         if way == 7 { let a = [1]; loop { a += a; } }\n  if way == 8 { loop { this[`k${this.len()}`] = step; } }\n  \
+         if way == 9 { return 7; }\n  0\n}",
+    );
+    let server = site.serve();
+    let small = vec!["small".to_owned(); 6];
+    for (way, words) in [
+        (4, "mine.rhai:2:1: route: Too many operations"),
+        (5, "Stack overflow"),
+        (6, "mine.rhai:2:1: route: Length of string too large"),
+        (7, "mine.rhai:2:1: route: Size of array/BLOB too large"),
+        (8, "mine.rhai:"),
+        (9, "mine.rhai:2:1: route(step): 7 is no model"),
+    ] {
+        std::thread::scope(|scope| {
+            let bad = scope.spawn(|| ask(&server, Some(json!({ "late": way }))));
+            assert_eq!(ask(&server, None), Ok(small.clone()), "beside way {way}");
+            assert_eq!(bad.join().expect("an answer").map_err(|refused| refused.0), Err(500), "way {way}");
+        });
+        let line = server.logged("an answer failed");
+        assert!(line.contains("mine.rhai:") && line.contains(words), "way {way}: {line}");
+    }
+    assert_eq!(ask(&server, None), Ok(small));
+}
+
+/// A reload while answers are being written: each is finished by the script it began with.
+#[test]
+fn a_reload_does_not_touch_running_requests() {
+    let large = "fn entry(seed) { 1 }\nfn route(step) { let n = 0; for i in 0..10000 { n += i; } 1 }";
+    let site = Site::new(large);
+    let server = site.serve();
+    let long = |server: &Serving| {
+        let body = json!({ "model": "pair", "prompt": "Question: 2 + 3\nAnswer:", "max_tokens": 400,
+            "ignore_eos": true, "return_token_models": true, "temperature": 0 });
+        let (status, answer) = server.ask("POST", "/v1/completions", &body.to_string());
+        assert_eq!(status, 200, "{answer}");
+        let answer: Value = serde_json::from_str(&answer).expect("JSON");
+        serde_json::from_value::<Vec<String>>(answer["choices"][0]["token_models"].clone()).expect("names")
+    };
+    let made_by = |makers: &[String], name: &str| makers.iter().all(|maker| maker == name);
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..4).map(|_| scope.spawn(|| long(&server))).collect();
+        // Until the first tokens are there, and long before the last ones.
+        loop {
+            let (_, metrics) = server.ask("GET", "/metrics", "");
+            let written =
+                metrics.lines().filter(|line| !line.starts_with('#') && line.contains("committed_tokens_total"));
+            if written.filter_map(|line| line.split(' ').next_back()?.parse::<f64>().ok()).any(|count| count > 20.0) {
+                break;
+            }
+        }
+        site.write(SMALL);
+        assert_eq!(reload(&server).0, 200);
+        let during = running.iter().filter(|request| !request.is_finished()).count();
+        assert!(made_by(&long(&server), "small"), "a new request follows the new script");
+        for request in running {
+            assert!(made_by(&request.join().expect("an answer"), "large"), "an old one the old script");
+        }
+        assert!(during > 0, "nothing was running when the script changed");
+    });
+}

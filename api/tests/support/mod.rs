@@ -7,9 +7,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Log lines that are kept for the test; later ones are lost.
@@ -162,7 +162,7 @@ pub struct Serving {
     pub address: String,
     /// The lines it printed until it was ready.
     pub banner: String,
-    log: Receiver<String>,
+    log: Mutex<Receiver<String>>,
 }
 
 impl Serving {
@@ -194,13 +194,14 @@ impl Serving {
                 .map_while(Result::ok)
                 .all(|text| !matches!(line.try_send(text), Err(TrySendError::Disconnected(_))))
         });
-        Serving { child, address, banner, log }
+        Serving { child, address, banner, log: Mutex::new(log) }
     }
 
     /// The next log line with these words; waits for it.
     pub fn logged(&self, words: &str) -> String {
+        let log = self.log.lock().expect("no test panics while it waits");
         loop {
-            let line = self.log.recv_timeout(LOG_WAIT);
+            let line = log.recv_timeout(LOG_WAIT);
             let line = line.unwrap_or_else(|error| panic!("no log line with {words:?}: {error}"));
             if line.contains(words) {
                 return line;

@@ -200,6 +200,28 @@ fn eight_requests_together_are_answered_as_each_alone() {
     assert!(preemptions > 0, "nobody lost memory");
 }
 
+/// An ensemble draws models and tokens: both by the request's own seed, so neither company nor batching shows.
+#[test]
+fn an_ensemble_says_the_same_alone_and_among_eight() {
+    let mut jobs = jobs(Target::Routed);
+    for job in &mut jobs {
+        job.sampling.temperature = job.sampling.temperature.max(0.7);
+    }
+    let setup = pair_under("me", &json!({"weights": [0.6, 0.4]}), ROOMY);
+    let alone = each_alone(&setup, &jobs);
+    let wrote = |model: ModelIdx| alone.iter().map(|answer| answer.usage.by_model[model.index()]).sum::<u32>();
+    let share = f64::from(wrote(LARGE)) / f64::from(wrote(SMALL) + wrote(LARGE));
+    assert!((share - 0.4).abs() < 0.1, "{share} of {}", wrote(SMALL) + wrote(LARGE));
+    for thresholds in [vec![], vec![2, 3], vec![8, 8]] {
+        let setup = Setup { thresholds, ..pair_under("me", &json!({"weights": [0.6, 0.4]}), ROOMY) };
+        assert_same(&together(&setup, &jobs), &alone, &format!("with B {:?}", setup.thresholds));
+    }
+    let mut others = jobs;
+    others.iter_mut().for_each(|job| job.sampling.seed += 1);
+    let others = together(&setup, &others);
+    assert!(others.iter().zip(&alone).filter(|(other, one)| other.tokens != one.tokens).count() >= 6, "seeds count");
+}
+
 fn prompt_len(job: &Job) -> u32 {
     if let Prompt::Ids(ids) = &job.prompt { ids.len() as u32 } else { 0 }
 }

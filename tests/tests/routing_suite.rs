@@ -3,9 +3,11 @@
 //! tried here, or this test fails.
 
 use serde_json::{Value, json};
+use std::sync::Arc;
 use tokenrouter_core::executor::Needs;
 use tokenrouter_core::ids::ModelIdx;
-use tokenrouter_core::routing::{self, Algorithm, Decision, Prior, Route, StepView};
+use tokenrouter_core::peer::{PeerError, PeerReq};
+use tokenrouter_core::routing::{self, Algorithm, Decision, Handoff, Prior, Route, StepView, Suffix};
 use tokenrouter_core::sim::Skill;
 use tokenrouter_tests::world::{Play, Script, algorithm, assert_idle, assert_text, parse, play, play_with};
 
@@ -177,6 +179,82 @@ fn models_may_be_lost_on_the_way() {
     }
 }
 
+/// Tokens of the prompt of a request that takes a subserver with it.
+const DOOMED: u32 = 21;
+
+/// An algorithm that panics in the first step of one request at one model.
+#[derive(Clone, Debug)]
+struct PanicsAt {
+    inner: Arc<dyn Algorithm>,
+    model: ModelIdx,
+}
+
+impl Algorithm for PanicsAt {
+    fn needs(&self, model: ModelIdx) -> Needs {
+        self.inner.needs(model)
+    }
+
+    fn entry(&self, seed: u64) -> ModelIdx {
+        self.inner.entry(seed)
+    }
+
+    fn prior(&self) -> Prior {
+        self.inner.prior()
+    }
+
+    fn start(&self) -> Box<dyn Route> {
+        Box::new(PanicsThere { route: self.inner.start(), model: self.model })
+    }
+}
+
+#[derive(Debug)]
+struct PanicsThere {
+    route: Box<dyn Route>,
+    model: ModelIdx,
+}
+
+impl Route for PanicsThere {
+    fn route(&mut self, step: &StepView<'_>) -> Result<Decision, String> {
+        assert!(step.prompt_len != DOOMED || step.model != self.model, "on order");
+        self.route.route(step)
+    }
+
+    fn send(&mut self, handoff: &Handoff<'_>) -> Result<Suffix, String> {
+        self.route.send(handoff)
+    }
+
+    fn receive(&mut self, tokens: &mut Vec<u32>, message: &PeerReq) -> Result<(), PeerError> {
+        self.route.receive(tokens, message)
+    }
+}
+
+/// Actors of a subserver die under requests that are there, pending there, or away from there: what was lost fails with
+/// a message, the rest goes on, and the subserver serves again.
+#[test]
+fn subservers_may_be_rebuilt_on_the_way() {
+    for case in cases() {
+        let mut deaths = 0;
+        for model in 0..case.models {
+            let script = case.world(&format!(
+                "language hard=0.5 vocab=8\n{}at 7ms submit doomed prompt={DOOMED} max=30\n\
+                 at 5000ms submit between prompt=6 max=5\nat 9000ms submit late prompt=7 max=9\n",
+                crowd(6, |who| 6 + who)
+            ));
+            let panics = PanicsAt { inner: algorithm(&script), model: ModelIdx(model as u8) };
+            let end = play_with(&script, Arc::new(panics));
+            assert_idle(&end);
+            assert_text(&script, &*algorithm(&script), &end);
+            let restarts: u64 = end.end.models.iter().map(|model| model.subserver.children_restarts).sum();
+            assert_eq!(restarts as usize, ends(&end, "doomed failed: "), "{case:?}, m{model}\n{}", end.timeline);
+            assert_eq!(ends(&end, " Length: ") + ends(&end, " failed: "), 9, "{case:?}, m{model}\n{}", end.timeline);
+            assert_eq!(ends(&end, "between Length: "), 1, "{case:?}, m{model}\n{}", end.timeline);
+            assert_eq!(ends(&end, "late Length: "), 1, "{case:?}, m{model}\n{}", end.timeline);
+            deaths += restarts;
+        }
+        assert!(deaths > 0 && (!case.routes() || deaths as usize == case.models), "{case:?}: {deaths}");
+    }
+}
+
 #[test]
 fn company_and_thresholds_change_no_text() {
     for case in cases() {
@@ -332,7 +410,7 @@ fn hops_without_tokens_are_an_error_and_no_livelock() {
     ] {
         let case = Case { name: "stay", params: json!({}), models: 2 };
         let script = case.world("at 0ms submit a prompt=5 max=9\nat 1ms submit b prompt=5 max=9\n");
-        let end = play_with(&script, std::sync::Arc::new(Breaks(breaks)));
+        let end = play_with(&script, Arc::new(Breaks(breaks)));
         assert_idle(&end);
         assert_eq!(ends(&end, " failed: routing failed: "), 2, "{}", end.timeline);
         assert_eq!(ends(&end, message), 2, "{}", end.timeline);

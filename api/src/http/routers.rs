@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tokenrouter_core::executor::Needs;
 use tokenrouter_core::ids::ModelIdx;
-use tokenrouter_core::routing::{Algorithm, Entry};
+use tokenrouter_core::routing::{Algorithm, Entry, Kind};
 
 /// How requests are routed, and how they could be.
 #[derive(Clone)]
@@ -22,7 +22,7 @@ pub struct Router {
 
 impl Router {
     /// One algorithm; `models` is the number of models served. `needs` has an entry per model: of the algorithm in use,
-    /// or of one with default parameters; null where it cannot be built without parameters.
+    /// or of one with default parameters; null where it cannot be built without a file.
     fn card(&self, entry: &Entry, models: usize) -> Value {
         let (least, most) = entry.models;
         let active = entry.name == self.active;
@@ -33,7 +33,8 @@ impl Router {
         let needs = if active {
             Some(needs(&*self.algorithm))
         } else {
-            (entry.build)(&json!({}), count).ok().map(|algorithm| needs(&*algorithm))
+            let built = (entry.build)(&json!({}), count).or_else(|_| (entry.build)(&stand_ins(entry), count));
+            built.ok().map(|algorithm| needs(&*algorithm))
         };
         json!({
             "name": entry.name,
@@ -45,6 +46,19 @@ impl Router {
             "active": active,
         })
     }
+}
+
+/// A value for each parameter, so that an algorithm can be asked what it needs though some of them have no default.
+fn stand_ins(entry: &Entry) -> Value {
+    let value = |kind: Kind| match kind {
+        Kind::Number { minimum, .. } => Some(json!(minimum)),
+        Kind::Integer { minimum } => Some(json!(minimum)),
+        Kind::String => Some(json!("-")),
+        Kind::Array { items: "integer" } => Some(json!([0])),
+        Kind::Array { .. } | Kind::Any => None,
+    };
+    let values = entry.params.iter().filter_map(|param| Some((param.name.to_owned(), value(param.kind)?)));
+    Value::Object(values.collect())
 }
 
 /// All algorithms.

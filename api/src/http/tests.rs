@@ -300,7 +300,16 @@ async fn routers_are_listed_with_their_parameters() {
     let card = |name: &str| cards.iter().find(|card| card["name"] == name).unwrap();
     assert_eq!(card("co_llm")["needs"][0]["score"], true);
     assert_eq!(card("co_llm")["needs"][1]["score"], false);
-    assert_eq!(card("r2r")["needs"], Value::Null, "it cannot be built without a checkpoint");
+    for name in ["r2r", "citer"] {
+        assert_eq!(card(name)["needs"][0]["score"], true, "{name}, though it has no checkpoint");
+    }
+    let params = |name: &str| card(name)["params"].as_array().unwrap().clone();
+    let schema = json!({"type": "number", "minimum": -1.0, "maximum": 2.0});
+    assert_eq!((&params("r2r")[1]["kind"], &params("r2r")[1]["per_request"]), (&schema, &json!(true)));
+    assert_eq!(params("token_trigger")[1]["kind"], json!({"type": "array", "items": "string"}));
+    assert_eq!(card("script")["needs"], Value::Null, "only its file says");
+    let known = cards.iter().filter(|card| card["needs"].is_array()).count();
+    assert_eq!(known, cards.len() - 1);
     assert_eq!(send(&engine, TestRequest::post().uri("/v1/routers")).await.status, 405);
 }
 

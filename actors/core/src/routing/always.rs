@@ -1,7 +1,7 @@
 //! `always`: one chosen model makes every token. A baseline: the large model alone behind the routed name.
 //! Rule: the entry model is the chosen one and never changes. Default: the last model of the router.
 
-use super::{Algorithm, Decision, Entry, Param, Prior, Route, RoutingError, StepView, params, stay::Stay};
+use super::{Algorithm, Decision, Entry, Kind, Param, Prior, Route, RoutingError, StepView, params, stay::Stay};
 use crate::executor::Needs;
 use crate::ids::ModelIdx;
 use serde::Deserialize;
@@ -14,7 +14,13 @@ pub const ENTRY: Entry = Entry {
     name: NAME,
     summary: "one chosen model makes every token",
     source: "baseline",
-    params: &[Param { name: "model", default: "the last", doc: "number of the model in the router's order, from 0" }],
+    params: &[Param {
+        name: "model",
+        kind: Kind::Integer { minimum: 0 },
+        per_request: false,
+        default: "the last",
+        doc: "number of the model in the router's order, from 0",
+    }],
     models: (1, 8),
     build: |table, models| {
         let Params { model } = params(NAME, table)?;

@@ -2,7 +2,7 @@
 //! candidate is kept is given per edge. For benches and scheduling tests, and as the null router of comparisons.
 //! Draws come from (request seed, position, model): the same request walks the same way at any load.
 
-use super::{Algorithm, Decision, Entry, Param, Prior, Route, RoutingError, StepView, params};
+use super::{Algorithm, Decision, Entry, Kind, Param, Prior, Route, RoutingError, StepView, params};
 use crate::executor::Needs;
 use crate::ids::ModelIdx;
 use crate::rng::{self, Stream};
@@ -19,12 +19,16 @@ pub const ENTRY: Entry = Entry {
     params: &[
         Param {
             name: "p",
+            kind: Kind::Any,
+            per_request: false,
             default: "0.1",
             doc: "a number: share of small steps routed to the large model for one token (two models); \
                   or the matrix P, rows summing to 1",
         },
         Param {
             name: "keep",
+            kind: Kind::Array { items: "array" },
+            per_request: false,
             default: "candidates of model 0 are dropped on leaving, all others kept",
             doc: "matrix of booleans: whether the candidate is kept when control goes from i to j; staying keeps always",
         },

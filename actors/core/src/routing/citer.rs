@@ -5,7 +5,7 @@
 //! to 0.95). A missing score or one that is not a number goes to the large model.
 
 use super::{
-    Algorithm, Decision, Entry, HeadSpec, Param, Prior, Route, RoutingError, SMALL, StepView, Threshold, detour,
+    Algorithm, Decision, Entry, HeadSpec, Kind, Param, Prior, Route, RoutingError, SMALL, StepView, Threshold, detour,
     detour_prior, params,
 };
 use crate::executor::Needs;
@@ -25,11 +25,15 @@ pub const ENTRY: Entry = Entry {
     params: &[
         Param {
             name: "head",
+            kind: Kind::String,
+            per_request: false,
             default: "none; must be given",
             doc: "folder of the converted CITER checkpoint, trained for model 0",
         },
         Param {
             name: "threshold",
+            kind: THRESHOLD.kind(),
+            per_request: true,
             default: "0.98",
             doc: "probability that the small token will do below which (<) the large model makes it, within -1 and 2: \
                   0 or less = small alone, above 1 = large alone; also per request",

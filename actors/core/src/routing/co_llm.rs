@@ -6,7 +6,7 @@
 //! number goes to the large model.
 
 use super::{
-    Algorithm, Decision, Entry, HeadSpec, Param, Prior, Route, RoutingError, SMALL, StepView, Threshold, detour,
+    Algorithm, Decision, Entry, HeadSpec, Kind, Param, Prior, Route, RoutingError, SMALL, StepView, Threshold, detour,
     detour_prior, params,
 };
 use crate::executor::Needs;
@@ -26,11 +26,19 @@ pub const ENTRY: Entry = Entry {
     params: &[
         Param {
             name: "threshold",
+            kind: THRESHOLD.kind(),
+            per_request: true,
             default: "0.15",
             doc: "deferral probability above which (strictly) the large model makes the token, within -1 and 2: \
                   below 0 = large alone, 1 or more = small alone; also per request",
         },
-        Param { name: "token", default: "<|defer|>", doc: "text of the deferral token in the vocabulary of model 0" },
+        Param {
+            name: "token",
+            kind: Kind::String,
+            per_request: false,
+            default: "<|defer|>",
+            doc: "text of the deferral token in the vocabulary of model 0",
+        },
     ],
     models: (2, 2),
     build: |table, _| {

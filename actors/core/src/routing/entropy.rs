@@ -26,6 +26,8 @@ pub const ENTRY: Entry = Entry {
     source: "entropy strategy of R2R's code (arXiv 2505.21600)",
     params: &[Param {
         name: "threshold",
+        kind: THRESHOLD.kind(),
+        per_request: true,
         default: "0.45",
         doc: "entropy in nats from which (>=) the large model makes the token, within -1 and 23: \
               0 or less = large alone, above ln of the vocabulary width = small alone; also per request",

@@ -5,7 +5,7 @@
 //! Draws come from (request seed, absolute position) in a stream of their own, so company and timing change nothing.
 //! Default weights: 0.5, 0.3, 0.2 for three models (the TokenRouter evaluation), equal ones otherwise.
 
-use super::{Algorithm, Decision, Entry, Param, Prior, Route, RoutingError, StepView, params};
+use super::{Algorithm, Decision, Entry, Kind, Param, Prior, Route, RoutingError, StepView, params};
 use crate::executor::Needs;
 use crate::ids::ModelIdx;
 use crate::rng::{self, Stream};
@@ -25,6 +25,8 @@ pub const ENTRY: Entry = Entry {
     source: "Mixture-model-like Ensemble (ME), as in the TokenRouter evaluation",
     params: &[Param {
         name: "weights",
+        kind: Kind::Array { items: "number" },
+        per_request: false,
         default: "0.5, 0.3, 0.2 for three models, equal otherwise",
         doc: "list of one weight per model, each within 0 and 1, summing to 1; needs a temperature above 0",
     }],

@@ -70,10 +70,41 @@ pub type Build = fn(&Value, usize) -> Result<Arc<dyn Algorithm>, RoutingError>;
 pub struct Param {
     /// Key in the parameter table.
     pub name: &'static str,
+    /// What values it takes.
+    pub kind: Kind,
+    /// Whether a request may bring its own value.
+    pub per_request: bool,
     /// Default, as written in a launch file.
     pub default: &'static str,
     /// Meaning, range and direction of comparison.
     pub doc: &'static str,
+}
+
+/// Which values a parameter takes, in the words of JSON Schema.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Kind {
+    /// A number within these bounds, both included.
+    Number {
+        /// Lowest value.
+        minimum: f32,
+        /// Highest value.
+        maximum: f32,
+    },
+    /// A whole number.
+    Integer {
+        /// Lowest value.
+        minimum: u32,
+    },
+    /// A text.
+    String,
+    /// A list.
+    Array {
+        /// What it lists.
+        items: &'static str,
+    },
+    /// What the description says.
+    Any,
 }
 
 /// An algorithm could not be built.
@@ -168,6 +199,11 @@ impl Threshold {
     /// one model is alone, whatever the number.
     pub const fn of_score(algorithm: &'static str) -> Self {
         Threshold { algorithm, range: -1.0..=2.0 }
+    }
+
+    /// What is allowed, for the list of parameters.
+    pub const fn kind(&self) -> Kind {
+        Kind::Number { minimum: *self.range.start(), maximum: *self.range.end() }
     }
 
     fn allowed(&self, value: impl std::fmt::Display) -> String {

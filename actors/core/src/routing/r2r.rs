@@ -7,7 +7,7 @@
 //! the large model.
 
 use super::{
-    Algorithm, Decision, Entry, HeadSpec, Param, Prior, Route, RoutingError, SMALL, StepView, Threshold, detour,
+    Algorithm, Decision, Entry, HeadSpec, Kind, Param, Prior, Route, RoutingError, SMALL, StepView, Threshold, detour,
     detour_prior, params,
 };
 use crate::executor::Needs;
@@ -27,11 +27,15 @@ pub const ENTRY: Entry = Entry {
     params: &[
         Param {
             name: "head",
+            kind: Kind::String,
+            per_request: false,
             default: "none; must be given",
             doc: "folder of the converted R2R checkpoint, trained for model 0",
         },
         Param {
             name: "threshold",
+            kind: THRESHOLD.kind(),
+            per_request: true,
             default: "the checkpoint's",
             doc: "probability of divergence from which (>=) the large model makes the token, within -1 and 2: \
                   0 or less = large alone, above 1 = small alone; also per request",

@@ -21,6 +21,8 @@ pub const ENTRY: Entry = Entry {
     source: "R-Stitch: Dynamic Trajectory Stitching for Efficient Reasoning (arXiv 2507.17307)",
     params: &[Param {
         name: "threshold",
+        kind: THRESHOLD.kind(),
+        per_request: true,
         default: "0.03",
         doc: "normalised entropy (0 certain, 1 uniform), within -1 and 2: small leaves if above, large returns if at or \
               below; below 0 = large alone, 1 or more = small alone; also per request",

@@ -20,7 +20,7 @@ mod answers;
 mod program;
 mod view;
 
-use super::{Algorithm, Decision, Entry, Handoff, HeadSpec, Param, Prior, Route, RoutingError, StepView, Suffix};
+use super::{Algorithm, Decision, Entry, Handoff, HeadSpec, Kind, Param, Prior, Route, RoutingError, StepView, Suffix};
 use crate::executor::Needs;
 use crate::ids::{ModelIdx, TokenId};
 use crate::peer::{PeerError, PeerReq};
@@ -38,8 +38,20 @@ pub const ENTRY: Entry = Entry {
     summary: "functions of a Rhai script decide; read again on SIGHUP or POST /admin/reload",
     source: "your own file",
     params: &[
-        Param { name: "file", default: "required", doc: "the script; a relative path starts at the launch file" },
-        Param { name: "*", default: "none", doc: "any other key is handed to the script, as params().key" },
+        Param {
+            name: "file",
+            kind: Kind::String,
+            per_request: false,
+            default: "required",
+            doc: "the script; a relative path starts at the launch file",
+        },
+        Param {
+            name: "*",
+            kind: Kind::Any,
+            per_request: true,
+            default: "none",
+            doc: "any other key is handed to the script, as params().key",
+        },
     ],
     models: (1, 8),
     build: |table, models| Ok(Arc::new(Script::new(table, models)?)),

@@ -136,6 +136,51 @@ fn a_request_may_have_its_own_threshold() {
     }
 }
 
+/// What `GET /v1/routers` says of a parameter is what happens.
+#[test]
+fn the_list_of_parameters_is_true() {
+    for entry in list().filter(|entry| entry.name != script::ENTRY.name) {
+        let mut table = json!({});
+        for (name, value) in [("head", json!("h")), ("threshold", json!(0.5)), ("tokens", json!([1]))] {
+            if entry.params.iter().any(|param| param.name == name) {
+                table[name] = value;
+            }
+        }
+        let algorithm = build(entry.name, &table, 2).unwrap_or_else(|error| panic!("{error}"));
+        for param in entry.params {
+            let with = |value: Value| algorithm.with(&json!({ param.name: value })).map(drop);
+            let built = |value: Value| {
+                let mut own = table.clone();
+                own[param.name] = value;
+                build(entry.name, &own, 2).map(drop)
+            };
+            let (good, bad) = match param.kind {
+                Kind::Number { minimum, maximum } => (
+                    vec![json!(minimum), json!(maximum)],
+                    vec![json!(minimum - 0.01), json!(maximum + 0.01), json!("1"), json!(f64::MAX)],
+                ),
+                Kind::Integer { minimum } => {
+                    (vec![json!(minimum)], vec![json!(i64::from(minimum) - 1), json!(1.5), json!("1")])
+                }
+                Kind::String => (vec![json!("words")], vec![json!(1)]),
+                Kind::Array { items: "integer" } => (vec![json!([3, 4])], vec![json!(["3"]), json!(3)]),
+                Kind::Array { items: "string" } => (vec![json!(["a"])], vec![json!([3]), json!("a")]),
+                Kind::Array { items: "number" } => (vec![json!([0.25, 0.75])], vec![json!(["a"]), json!(0.5)]),
+                Kind::Array { .. } => (vec![json!([[true, false], [true, true]])], vec![json!([true])]),
+                Kind::Any => (vec![json!(0.5)], vec![json!("half")]),
+            };
+            for value in good {
+                assert!(built(value.clone()).is_ok(), "{} {} = {value}", entry.name, param.name);
+                assert_eq!(with(value.clone()).is_ok(), param.per_request, "{} {} = {value}", entry.name, param.name);
+            }
+            for value in bad {
+                assert!(built(value.clone()).is_err(), "{} {} = {value}", entry.name, param.name);
+                assert!(with(value.clone()).is_err(), "{} {} = {value}", entry.name, param.name);
+            }
+        }
+    }
+}
+
 #[test]
 fn learned_heads_are_named_where_they_are_read() {
     let head = |name, params| {

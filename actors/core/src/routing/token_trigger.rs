@@ -7,7 +7,7 @@
 //! "\n\n" and ".\n\n". No published defaults; span is 32.
 
 use super::{
-    Algorithm, Decision, Entry, LARGE, Param, Prior, Route, RoutingError, SMALL, StepView, override_of, params,
+    Algorithm, Decision, Entry, Kind, LARGE, Param, Prior, Route, RoutingError, SMALL, StepView, override_of, params,
 };
 use crate::executor::Needs;
 use crate::ids::{ModelIdx, TokenId};
@@ -27,16 +27,26 @@ pub const ENTRY: Entry = Entry {
     params: &[
         Param {
             name: "tokens",
+            kind: Kind::Array { items: "integer" },
+            per_request: false,
             default: "none; tokens or texts must be given",
             doc: "list of token ids that call the large model",
         },
         Param {
             name: "texts",
+            kind: Kind::Array { items: "string" },
+            per_request: false,
             default: "none; tokens or texts must be given",
             doc: "list of texts that call the large model, each exactly one token of the vocabulary, such as \"Wait\", \
                   \" Wait\" or a control token; turned into ids when the server starts",
         },
-        Param { name: "span", default: "32", doc: "tokens the large model makes then, 1 or more; also per request" },
+        Param {
+            name: "span",
+            kind: Kind::Integer { minimum: 1 },
+            per_request: true,
+            default: "32",
+            doc: "tokens the large model makes then, 1 or more; also per request",
+        },
     ],
     models: (2, 2),
     build: |table, _| {

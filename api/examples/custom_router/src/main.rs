@@ -13,7 +13,9 @@ use std::sync::Arc;
 use tokenrouter_core::executor::Needs;
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::routing::catalog::Catalog;
-use tokenrouter_core::routing::{Algorithm, Decision, Entry, Param, Prior, Route, RoutingError, StepView, params};
+use tokenrouter_core::routing::{
+    Algorithm, Decision, Entry, Kind, Param, Prior, Route, RoutingError, StepView, params,
+};
 
 const NAME: &str = "alternate";
 
@@ -22,7 +24,13 @@ pub const ENTRY: Entry = Entry {
     name: NAME,
     summary: "the models take turns of a fixed number of tokens",
     source: "an example",
-    params: &[Param { name: "span", default: "8", doc: "tokens of a turn, 1 or more" }],
+    params: &[Param {
+        name: "span",
+        kind: Kind::Integer { minimum: 1 },
+        per_request: false,
+        default: "8",
+        doc: "tokens of a turn, 1 or more",
+    }],
     models: (2, 8),
     build: |table, models| {
         let Params { span } = params(NAME, table)?;

@@ -1,10 +1,13 @@
-//! The example of a program of one's own: it compiles against the workspace as it is, from outside of it, and its
+//! The example of a program of one's own: it compiles against the workspace as it is, from outside of it, serves, and its
 //! algorithm does what it says. Owner: api/examples.
 
-use serde_json::json;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use tokenrouter_core::routing::catalog::Catalog;
 
 #[path = "../../api/examples/custom_router/src/main.rs"]
 #[allow(dead_code)]
@@ -12,6 +15,9 @@ mod custom_router;
 
 /// How long the check may take on a slow machine with nothing compiled yet.
 const CHECK_MAX: Duration = Duration::from_secs(900);
+
+/// How long the server may take to listen.
+const SERVE_MAX: Duration = Duration::from_secs(120);
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace").to_owned()
@@ -67,13 +73,60 @@ fn the_example_compiles_outside_the_workspace() {
     assert!(status.success(), "the example does not compile");
 }
 
+/// The algorithms of the example's `main`.
+fn catalog() -> Catalog {
+    static EXTRA: [&tokenrouter_core::routing::Entry; 1] = [&custom_router::ENTRY];
+    Catalog::with(&EXTRA)
+}
+
+/// Asks a server that may not listen yet.
+#[allow(clippy::disallowed_methods, reason = "a server on its way up sends no message")]
+fn ask(address: SocketAddr, head: &str, body: &str) -> Value {
+    let started = Instant::now();
+    let mut socket = loop {
+        match TcpStream::connect(address) {
+            Ok(socket) => break socket,
+            Err(error) => assert!(started.elapsed() < SERVE_MAX, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let fields = "host: x\r\nconnection: close\r\ncontent-type: application/json";
+    write!(socket, "{head} HTTP/1.1\r\n{fields}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).expect("it is sent");
+    let mut text = String::new();
+    socket.read_to_string(&mut text).expect("an answer");
+    let body = text.split_once("\r\n\r\n").expect("a body").1;
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// What its `main` does, with the arguments of a user and the example's own launch file.
+#[test]
+fn the_example_serves_with_its_algorithm() {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
+    let config = root().join("api/examples/custom_router/launch.toml").display().to_string();
+    let port = free.port().to_string();
+    // It serves until this process ends.
+    std::thread::spawn(move || {
+        let arguments = ["custom-router", "--quiet", "--config", &config, "serve", "--port", &port];
+        tokenrouter::cli::run_with(arguments.map(Into::into), catalog())
+    });
+    let body = json!({ "model": "demo", "prompt": "Question: 2 + 3\nAnswer:", "max_tokens": 32, "ignore_eos": true,
+        "return_token_models": true });
+    let answer = ask(free, "POST /v1/completions", &body.to_string());
+    let makers = answer["choices"][0]["token_models"].as_array().unwrap_or_else(|| panic!("{answer}"));
+    let turns = ["small", "large", "small", "large"].iter().flat_map(|name| std::iter::repeat_n(json!(name), 8));
+    assert_eq!(*makers, turns.collect::<Vec<_>>());
+    let cards = ask(free, "GET /v1/routers", "");
+    let cards = cards["data"].as_array().expect("a list");
+    assert_eq!(cards.len(), tokenrouter_core::routing::list().count() + 1);
+    let own = cards.iter().find(|card| card["active"] == true).expect("an active algorithm");
+    assert_eq!((&own["name"], &own["params"][0]["name"]), (&json!("alternate"), &json!("span")));
+}
+
 #[test]
 fn the_example_takes_turns() {
-    use tokenrouter_core::routing::catalog::Catalog;
     use tokenrouter_tests::world::{assert_idle, assert_text, parse, play_with};
 
-    static EXTRA: [&tokenrouter_core::routing::Entry; 1] = [&custom_router::ENTRY];
-    let catalog = Catalog::with(&EXTRA);
+    let catalog = catalog();
     for span in [1u32, 3, 8] {
         let algorithm = catalog.build("alternate", &json!({ "span": span }), 3).expect("the parameters are right");
         let models = "model a step=6ms\nmodel b step=9ms\nmodel c step=28ms\nlanguage hard=0.4\n";

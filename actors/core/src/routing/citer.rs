@@ -4,18 +4,18 @@
 //! small model goes on. Default threshold 0.98, the setting of the TokenRouter evaluation (the authors' code defaults
 //! to 0.95). A missing score or one that is not a number goes to the large model.
 
-use super::{
-    Algorithm, Decision, Entry, HeadSpec, Kind, Param, Prior, Route, RoutingError, SMALL, StepView, Threshold, detour,
-    detour_prior, params,
-};
-use crate::executor::Needs;
-use crate::ids::ModelIdx;
+use super::{Detour, Entry, HeadSpec, Kind, Param, RoutingError, Rule, Threshold, params};
 use serde::Deserialize;
-use serde_json::Value;
 use std::sync::Arc;
 
 const NAME: &str = "citer";
-const THRESHOLD: Threshold = Threshold::of_score(NAME);
+const RULE: Rule = Rule {
+    threshold: Threshold::of_score(NAME),
+    signal: |signals| signals.score,
+    trusts: |score, threshold| score >= threshold,
+    // A middling share.
+    share: 0.2,
+};
 
 /// The list entry.
 pub const ENTRY: Entry = Entry {
@@ -32,7 +32,7 @@ pub const ENTRY: Entry = Entry {
         },
         Param {
             name: "threshold",
-            kind: THRESHOLD.kind(),
+            kind: RULE.threshold.kind(),
             per_request: true,
             default: "0.98",
             doc: "probability that the small token will do below which (<) the large model makes it, within -1 and 2: \
@@ -44,7 +44,9 @@ pub const ENTRY: Entry = Entry {
         let Params { head, threshold } = params(NAME, table)?;
         let missing = "head is missing; name the folder of a converted CITER checkpoint";
         let head = head.ok_or_else(|| RoutingError::Param { name: NAME, message: missing.into() })?;
-        Ok(Arc::new(Citer { head: head.into(), threshold: THRESHOLD.configured(threshold)? }))
+        let threshold = RULE.threshold.configured(threshold)?;
+        let head = Some(HeadSpec::Checkpoint { path: head, family: NAME });
+        Ok(Arc::new(Detour { rule: &RULE, threshold, head }))
     },
 };
 
@@ -58,40 +60,4 @@ struct Params {
 
 fn threshold() -> f32 {
     0.98
-}
-
-#[derive(Clone, Debug)]
-struct Citer {
-    head: Arc<str>,
-    threshold: f32,
-}
-
-impl Algorithm for Citer {
-    fn needs(&self, model: ModelIdx) -> Needs {
-        Needs { score: model == SMALL, ..Needs::default() }
-    }
-
-    /// A middling share; live counters replace it soon.
-    fn prior(&self) -> Prior {
-        detour_prior(0.2)
-    }
-
-    fn start(&self) -> Box<dyn Route> {
-        Box::new(self.clone())
-    }
-
-    fn head(&self, model: ModelIdx) -> Option<HeadSpec> {
-        (model == SMALL).then(|| HeadSpec::Checkpoint { path: self.head.to_string(), family: NAME })
-    }
-
-    fn with(&self, overrides: &Value) -> Result<Box<dyn Algorithm>, RoutingError> {
-        let threshold = THRESHOLD.overridden(overrides, self.threshold)?;
-        Ok(Box::new(Citer { threshold, ..self.clone() }))
-    }
-}
-
-impl Route for Citer {
-    fn route(&mut self, step: &StepView<'_>) -> Result<Decision, String> {
-        Ok(detour(step.model, step.signals.score.is_some_and(|score| score >= self.threshold)))
-    }
 }

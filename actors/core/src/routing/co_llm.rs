@@ -5,18 +5,18 @@
 //! (the authors choose it per pair on validation data and fall back to 0.5). A missing score or one that is not a
 //! number goes to the large model.
 
-use super::{
-    Algorithm, Decision, Entry, HeadSpec, Kind, Param, Prior, Route, RoutingError, SMALL, StepView, Threshold, detour,
-    detour_prior, params,
-};
-use crate::executor::Needs;
-use crate::ids::ModelIdx;
+use super::{Detour, Entry, HeadSpec, Kind, Param, RoutingError, Rule, Threshold, params};
 use serde::Deserialize;
-use serde_json::Value;
 use std::sync::Arc;
 
 const NAME: &str = "co_llm";
-const THRESHOLD: Threshold = Threshold::of_score(NAME);
+const RULE: Rule = Rule {
+    threshold: Threshold::of_score(NAME),
+    signal: |signals| signals.score,
+    trusts: |score, threshold| score <= threshold,
+    // A middling share.
+    share: 0.2,
+};
 
 /// The list entry.
 pub const ENTRY: Entry = Entry {
@@ -26,7 +26,7 @@ pub const ENTRY: Entry = Entry {
     params: &[
         Param {
             name: "threshold",
-            kind: THRESHOLD.kind(),
+            kind: RULE.threshold.kind(),
             per_request: true,
             default: "0.15",
             doc: "deferral probability above which (strictly) the large model makes the token, within -1 and 2: \
@@ -47,7 +47,8 @@ pub const ENTRY: Entry = Entry {
             let message = "token is empty; name the deferral token of model 0, e.g. <|defer|>".into();
             return Err(RoutingError::Param { name: NAME, message });
         }
-        Ok(Arc::new(CoLlm { token: token.into(), threshold: THRESHOLD.configured(threshold)? }))
+        let threshold = RULE.threshold.configured(threshold)?;
+        Ok(Arc::new(Detour { rule: &RULE, threshold, head: Some(HeadSpec::Row { token }) }))
     },
 };
 
@@ -61,41 +62,5 @@ struct Params {
 impl Default for Params {
     fn default() -> Self {
         Params { threshold: 0.15, token: "<|defer|>".into() }
-    }
-}
-
-#[derive(Clone, Debug)]
-struct CoLlm {
-    token: Arc<str>,
-    threshold: f32,
-}
-
-impl Algorithm for CoLlm {
-    fn needs(&self, model: ModelIdx) -> Needs {
-        Needs { score: model == SMALL, ..Needs::default() }
-    }
-
-    /// A middling share; live counters replace it soon.
-    fn prior(&self) -> Prior {
-        detour_prior(0.2)
-    }
-
-    fn start(&self) -> Box<dyn Route> {
-        Box::new(self.clone())
-    }
-
-    fn head(&self, model: ModelIdx) -> Option<HeadSpec> {
-        (model == SMALL).then(|| HeadSpec::Row { token: self.token.to_string() })
-    }
-
-    fn with(&self, overrides: &Value) -> Result<Box<dyn Algorithm>, RoutingError> {
-        let threshold = THRESHOLD.overridden(overrides, self.threshold)?;
-        Ok(Box::new(CoLlm { threshold, ..self.clone() }))
-    }
-}
-
-impl Route for CoLlm {
-    fn route(&mut self, step: &StepView<'_>) -> Result<Decision, String> {
-        Ok(detour(step.model, step.signals.score.is_some_and(|score| score <= self.threshold)))
     }
 }

@@ -5,19 +5,18 @@
 //! small model goes on. Default threshold 0.45, as there. A missing entropy or one that is not a number goes to the
 //! large model.
 
-use super::{
-    Algorithm, Decision, Entry, Param, Prior, Route, RoutingError, SMALL, StepView, Threshold, detour, detour_prior,
-    params,
-};
-use crate::executor::Needs;
-use crate::ids::ModelIdx;
+use super::{Detour, Entry, Param, Rule, Threshold, params};
 use serde::Deserialize;
-use serde_json::Value;
 use std::sync::Arc;
 
 const NAME: &str = "entropy";
-/// The uniform distribution over all token ids of 32 bits has 22.2 nats.
-const THRESHOLD: Threshold = Threshold { algorithm: NAME, range: -1.0..=23.0 };
+const RULE: Rule = Rule {
+    threshold: Threshold { algorithm: NAME, range: -1.0..=23.0 },
+    signal: |signals| signals.entropy.map(|entropy| entropy.nats),
+    trusts: |nats, threshold| nats < threshold,
+    // A middling share.
+    share: 0.2,
+};
 
 /// The list entry.
 pub const ENTRY: Entry = Entry {
@@ -26,7 +25,7 @@ pub const ENTRY: Entry = Entry {
     source: "entropy strategy of R2R's code (arXiv 2505.21600)",
     params: &[Param {
         name: "threshold",
-        kind: THRESHOLD.kind(),
+        kind: RULE.threshold.kind(),
         per_request: true,
         default: "0.45",
         doc: "entropy in nats from which (>=) the large model makes the token, within -1 and 23: \
@@ -35,7 +34,8 @@ pub const ENTRY: Entry = Entry {
     models: (2, 2),
     build: |table, _| {
         let Params { threshold } = params(NAME, table)?;
-        Ok(Arc::new(Nats { threshold: THRESHOLD.configured(threshold)? }))
+        let threshold = RULE.threshold.configured(threshold)?;
+        Ok(Arc::new(Detour { rule: &RULE, threshold, head: None }))
     },
 };
 
@@ -48,35 +48,5 @@ struct Params {
 impl Default for Params {
     fn default() -> Self {
         Params { threshold: 0.45 }
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Nats {
-    threshold: f32,
-}
-
-impl Algorithm for Nats {
-    fn needs(&self, model: ModelIdx) -> Needs {
-        Needs { entropy: model == SMALL, ..Needs::default() }
-    }
-
-    /// A middling share; live counters replace it soon.
-    fn prior(&self) -> Prior {
-        detour_prior(0.2)
-    }
-
-    fn start(&self) -> Box<dyn Route> {
-        Box::new(*self)
-    }
-
-    fn with(&self, overrides: &Value) -> Result<Box<dyn Algorithm>, RoutingError> {
-        Ok(Box::new(Nats { threshold: THRESHOLD.overridden(overrides, self.threshold)? }))
-    }
-}
-
-impl Route for Nats {
-    fn route(&mut self, step: &StepView<'_>) -> Result<Decision, String> {
-        Ok(detour(step.model, step.signals.entropy.is_some_and(|entropy| entropy.nats < self.threshold)))
     }
 }

@@ -9,7 +9,6 @@ use crate::text::TextCodec;
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt::Debug;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 pub mod always;
@@ -17,6 +16,7 @@ pub mod bernoulli;
 pub mod catalog;
 pub mod citer;
 pub mod co_llm;
+mod detour;
 pub mod entropy;
 pub mod me;
 pub mod r2r;
@@ -40,6 +40,8 @@ const ALGORITHMS: &[&Entry] = &[
     &token_trigger::ENTRY,
     &script::ENTRY,
 ];
+
+pub(crate) use detour::{Detour, Rule, Threshold};
 
 /// The small model of a pair.
 pub(crate) const SMALL: ModelIdx = ModelIdx(0);
@@ -184,60 +186,6 @@ pub(crate) fn override_of<'a>(
         }
         None => Ok(map.get(key)),
     }
-}
-
-/// A threshold of an algorithm: its name and the values it may take.
-pub(crate) struct Threshold {
-    /// The algorithm.
-    pub algorithm: &'static str,
-    /// What is allowed; wide enough for both ends at which one model is alone.
-    pub range: RangeInclusive<f32>,
-}
-
-impl Threshold {
-    /// Of an algorithm that compares a number within 0 and 1. Values a little outside are allowed: below 0 and above 1
-    /// one model is alone, whatever the number.
-    pub const fn of_score(algorithm: &'static str) -> Self {
-        Threshold { algorithm, range: -1.0..=2.0 }
-    }
-
-    /// What is allowed, for the list of parameters.
-    pub const fn kind(&self) -> Kind {
-        Kind::Number { minimum: *self.range.start(), maximum: *self.range.end() }
-    }
-
-    fn allowed(&self, value: impl std::fmt::Display) -> String {
-        format!("threshold must be a number within {} and {}, not {value}", self.range.start(), self.range.end())
-    }
-
-    /// Checks the value of a launch file.
-    pub fn configured(&self, value: f32) -> Result<f32, RoutingError> {
-        if self.range.contains(&value) {
-            return Ok(value);
-        }
-        Err(RoutingError::Param { name: self.algorithm, message: self.allowed(value) })
-    }
-
-    /// The value of a request, or `own` where it is silent.
-    pub fn overridden(&self, overrides: &Value, own: f32) -> Result<f32, RoutingError> {
-        let Some(value) = override_of(self.algorithm, "threshold", overrides)? else { return Ok(own) };
-        let number = value.as_f64().map(|number| number as f32).filter(|number| self.range.contains(number));
-        number.ok_or_else(|| RoutingError::Request { message: self.allowed(value) })
-    }
-}
-
-/// The decision of all algorithms that lend the large model one token: when the small model's candidate is not
-/// trusted it is dropped and the large model makes this position; then the small model goes on.
-pub(crate) fn detour(model: ModelIdx, trusted: bool) -> Decision {
-    match (model, trusted) {
-        (SMALL, false) => Decision { to: LARGE, keep: false },
-        _ => Decision { to: SMALL, keep: true },
-    }
-}
-
-/// Expected behaviour of [`detour`] when this share of small steps is not trusted.
-pub(crate) fn detour_prior(share: f64) -> Prior {
-    Prior { p: vec![vec![1.0 - share, share], vec![1.0, 0.0]], c: vec![vec![1.0, 0.0], vec![1.0, 0.0]] }
 }
 
 /// A configured algorithm: shared by all requests and therefore without state.

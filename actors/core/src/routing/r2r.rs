@@ -6,18 +6,18 @@
 //! mathematics, 0.14 for code, on the R1-distilled 1.5B/32B pair). A missing score or one that is not a number goes to
 //! the large model.
 
-use super::{
-    Algorithm, Decision, Entry, HeadSpec, Kind, Param, Prior, Route, RoutingError, SMALL, StepView, Threshold, detour,
-    detour_prior, params,
-};
-use crate::executor::Needs;
-use crate::ids::ModelIdx;
+use super::{Detour, Entry, HeadSpec, Kind, Param, RoutingError, Rule, Threshold, params};
 use serde::Deserialize;
-use serde_json::Value;
 use std::sync::Arc;
 
 const NAME: &str = "r2r";
-const THRESHOLD: Threshold = Threshold::of_score(NAME);
+const RULE: Rule = Rule {
+    threshold: Threshold::of_score(NAME),
+    signal: |signals| signals.score,
+    trusts: |score, threshold| score < threshold,
+    // Measured by TokenRouter on Qwen3-0.6B/32B.
+    share: 0.35,
+};
 
 /// The list entry.
 pub const ENTRY: Entry = Entry {
@@ -34,7 +34,7 @@ pub const ENTRY: Entry = Entry {
         },
         Param {
             name: "threshold",
-            kind: THRESHOLD.kind(),
+            kind: RULE.threshold.kind(),
             per_request: true,
             default: "the checkpoint's",
             doc: "probability of divergence from which (>=) the large model makes the token, within -1 and 2: \
@@ -48,7 +48,9 @@ pub const ENTRY: Entry = Entry {
         let head = head.ok_or_else(|| missing("head is missing; name the folder of a converted R2R checkpoint"))?;
         let threshold = threshold
             .ok_or_else(|| missing("threshold is missing and the checkpoint gives none; give one, e.g. 0.4"))?;
-        Ok(Arc::new(R2r { head: head.into(), threshold: THRESHOLD.configured(threshold)? }))
+        let threshold = RULE.threshold.configured(threshold)?;
+        let head = Some(HeadSpec::Checkpoint { path: head, family: NAME });
+        Ok(Arc::new(Detour { rule: &RULE, threshold, head }))
     },
 };
 
@@ -57,40 +59,4 @@ pub const ENTRY: Entry = Entry {
 struct Params {
     head: Option<String>,
     threshold: Option<f32>,
-}
-
-#[derive(Clone, Debug)]
-struct R2r {
-    head: Arc<str>,
-    threshold: f32,
-}
-
-impl Algorithm for R2r {
-    fn needs(&self, model: ModelIdx) -> Needs {
-        Needs { score: model == SMALL, ..Needs::default() }
-    }
-
-    /// The share TokenRouter measured on Qwen3-0.6B/32B; live counters replace it soon.
-    fn prior(&self) -> Prior {
-        detour_prior(0.35)
-    }
-
-    fn start(&self) -> Box<dyn Route> {
-        Box::new(self.clone())
-    }
-
-    fn head(&self, model: ModelIdx) -> Option<HeadSpec> {
-        (model == SMALL).then(|| HeadSpec::Checkpoint { path: self.head.to_string(), family: NAME })
-    }
-
-    fn with(&self, overrides: &Value) -> Result<Box<dyn Algorithm>, RoutingError> {
-        let threshold = THRESHOLD.overridden(overrides, self.threshold)?;
-        Ok(Box::new(R2r { threshold, ..self.clone() }))
-    }
-}
-
-impl Route for R2r {
-    fn route(&mut self, step: &StepView<'_>) -> Result<Decision, String> {
-        Ok(detour(step.model, step.signals.score.is_some_and(|score| score < self.threshold)))
-    }
 }

@@ -136,6 +136,23 @@ fn a_request_may_have_its_own_threshold() {
     }
 }
 
+/// Processes of one server compare these texts: they name what matters and nothing that differs between two of them.
+#[test]
+fn descriptions_are_the_same_in_every_process() {
+    for (name, params, _) in thresholded() {
+        let text = |threshold: f64| {
+            let mut own = params.clone();
+            own["threshold"] = json!(threshold);
+            format!("{:?}", build(name, &own, 2).unwrap())
+        };
+        assert_eq!(text(0.5), text(0.5));
+        assert_ne!(text(0.5), text(0.25));
+        assert!(!text(0.5).contains("0x"), "{}", text(0.5));
+    }
+    let trigger = |tokens: Value| format!("{:?}", build("token_trigger", &json!({ "tokens": tokens }), 2).unwrap());
+    assert_ne!(trigger(json!([1])), trigger(json!([2])));
+}
+
 /// What `GET /v1/routers` says of a parameter is what happens.
 #[test]
 fn the_list_of_parameters_is_true() {

@@ -6,7 +6,7 @@ mod support;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
-use support::{FakeHub, Files, Folder, Serving, program, root};
+use support::{FakeHub, Files, Folder, Serving, program, root, run};
 
 /// A tiny model whose configuration claims a long context, by file name.
 fn tiny(name: &str) -> Vec<(String, Vec<u8>)> {
@@ -73,14 +73,41 @@ fn every_preset_has_a_test_here() {
     let presets = std::fs::read_dir(root().join("config/presets")).expect("the presets");
     let found: BTreeSet<String> =
         presets.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
-    let tested =
-        ["demo-pair.toml", "qwen2.5-coder-pair.toml", "qwen3-0.6b-8b.toml", "scripted.toml", "single-model.toml"];
+    let tested = [
+        "demo-citer.toml",
+        "demo-pair.toml",
+        "demo-r2r.toml",
+        "qwen2.5-coder-pair.toml",
+        "qwen3-0.6b-8b.toml",
+        "scripted.toml",
+        "single-model.toml",
+    ];
     assert_eq!(found, tested.iter().map(|name| (*name).to_owned()).collect());
 }
 
 #[test]
 fn demo_pair_starts() {
     check(&Folder::new(), &preset("demo-pair.toml"), &[], &["demo", "small", "large"]);
+}
+
+/// The trained heads are good for something: the pair gets problems right that the small model alone does not.
+#[test]
+fn demo_pair_starts_with_its_trained_heads() {
+    for (name, head) in [("demo-r2r.toml", "heads/r2r"), ("demo-citer.toml", "heads/citer")] {
+        check(&Folder::new(), &preset(name), &[], &["demo", "small", "large"]);
+        let bytes = std::fs::metadata(root().join("config/demo").join(head).join("head.safetensors")).expect("a head");
+        assert!(bytes.len() < 300_000, "{name}: {} bytes", bytes.len());
+        let (config, problems) = (preset(name), root().join("config/demo/problems.jsonl"));
+        let [config, problems] = [config, problems].map(|path| path.display().to_string());
+        let arguments = ["eval", &problems, "--config", &config, "--limit", "40", "--json"];
+        let (code, out, err) = run(&Folder::new(), &arguments);
+        assert_eq!((code, err.as_str()), (0, ""));
+        let object: Value = serde_json::from_str(&out).expect("one JSON object");
+        let rows = object["rows"].as_array().expect("rows");
+        let row = rows.iter().find(|row| row["share"]["small"].as_f64().is_some_and(|share| 0.5 < share && share < 1.0));
+        let row = row.unwrap_or_else(|| panic!("{name}: no routed row: {out}"));
+        assert!(row["right"].as_u64().is_some_and(|right| right >= 37), "{name}: {row}");
+    }
 }
 
 #[test]

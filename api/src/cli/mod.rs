@@ -49,7 +49,7 @@ enum Command {
     Eval(eval::Args),
     /// Measure accuracy over the share of the large model, for algorithms at several values of a parameter
     Sweep(sweep::Args),
-    /// Label where a small model's tokens lead astray, as training data for a router
+    /// Label where a small model's tokens lead astray, as training data for train-router
     Label(label::Args),
     /// Train a head for r2r or citer on what label wrote; sweep then shows what it is worth
     TrainRouter(train_router::Args),

@@ -196,7 +196,7 @@ fn sources_say_what_they_are_for() {
 #[test]
 fn every_algorithm_and_architecture_is_listed() {
     let folders: [(&str, &[&str]); 2] =
-        [("actors/core/src/routing", &["catalog", "reload"]), ("gpu/src/models", &["blocks", "parts"])];
+        [("actors/core/src/routing", &["catalog", "detour", "reload"]), ("gpu/src/models", &["blocks", "parts"])];
     for (folder, shared) in folders {
         let mod_rs = std::fs::read_to_string(root().join(folder).join("mod.rs"))
             .unwrap_or_else(|error| panic!("{folder}/mod.rs: {error}"));

@@ -2,13 +2,14 @@
 //! scripts beside running requests. Owner: the routing port.
 
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use tokenrouter_core::executor::Needs;
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::routing::reload::Reloadable;
 use tokenrouter_core::routing::{self, Algorithm, Prior, Route};
-use tokenrouter_tests::world::{Script, assert_idle, assert_text, parse, play, play_with};
+use tokenrouter_tests::world::{Act, Script, assert_idle, assert_text, parse, play, play_with};
 
 const R_STITCH: &str = include_str!("../../config/routers/r_stitch.rhai");
 
@@ -72,6 +73,22 @@ fn an_error_costs_one_request() {
         assert_eq!(failed.len() + done, 12, "{}", end.timeline);
         assert!(failed.iter().all(|line| line.contains(place) && line.contains("on order")), "{failed:?}");
     }
+}
+
+/// Where a request enters can depend on its own parameters: one enters, and stays, at the small model, the other at the
+/// large one.
+#[test]
+fn a_request_enters_by_its_own_parameters() {
+    let mut script = world(2, 0.1);
+    for (at, threshold) in [0.1, 0.9].into_iter().enumerate() {
+        let Act::Submit(request) = &mut script.acts[at].1 else { panic!("{:?}", script.acts) };
+        request.threshold = Some(threshold);
+    }
+    let source = "fn entry(seed) { if params().threshold > 0.5 { 1 } else { 0 } }\nfn route(step) { step.model }";
+    let end = play_with(&script, scripted(source, 0.1));
+    assert_idle(&end);
+    let owners = |who: &str| end.told[who].iter().map(|&(_, model)| model).collect::<BTreeSet<_>>();
+    assert_eq!((owners("r0"), owners("r1")), (BTreeSet::from([0]), BTreeSet::from([1])), "{}", end.timeline);
 }
 
 /// Replaces the algorithm as the request with a given number arrives.

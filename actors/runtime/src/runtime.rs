@@ -317,6 +317,12 @@ fn check(spec: &RuntimeSpec) -> Result<(), StartError> {
     spec.batching.policy.build(spec.models.len()).map(drop).map_err(StartError::Setting)
 }
 
+/// Where a routed job enters, by its own routing parameters if it has some. Wrong ones are refused by the Client.
+fn first_model(algorithm: &dyn Algorithm, job: &Job) -> ModelIdx {
+    let own = job.routing.as_ref().and_then(|overrides| algorithm.with(overrides).ok());
+    own.as_deref().unwrap_or(algorithm).entry(job.sampling.seed)
+}
+
 impl Runtime {
     /// Hands a job in.
     ///
@@ -326,11 +332,11 @@ impl Runtime {
         if !self.0.open.load(Ordering::Acquire) {
             return Err(Refusal::Unavailable("shutting down".into()));
         }
+        let server = &self.0.server;
         let entry = match job.target {
-            Target::Routed => self.0.server.algorithm.entry(job.sampling.seed),
+            Target::Routed => first_model(&*server.algorithm, &job),
             Target::Only(model) => model,
         };
-        let server = &self.0.server;
         if let Some(address) = server.models.get(entry.index()).and_then(|model| model.site.peer()) {
             let name = server.name(entry);
             return Err(Refusal::Unavailable(format!(

@@ -104,7 +104,8 @@ fn demo_pair_starts_with_its_trained_heads() {
         assert_eq!((code, err.as_str()), (0, ""));
         let object: Value = serde_json::from_str(&out).expect("one JSON object");
         let rows = object["rows"].as_array().expect("rows");
-        let row = rows.iter().find(|row| row["share"]["small"].as_f64().is_some_and(|share| 0.5 < share && share < 1.0));
+        let row =
+            rows.iter().find(|row| row["share"]["small"].as_f64().is_some_and(|share| 0.5 < share && share < 1.0));
         let row = row.unwrap_or_else(|| panic!("{name}: no routed row: {out}"));
         assert!(row["right"].as_u64().is_some_and(|right| right >= 37), "{name}: {row}");
     }

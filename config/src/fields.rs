@@ -150,6 +150,15 @@ pub(crate) trait FromToml: Sized {
     fn from_toml(value: &DeValue<'_>) -> Result<Self, Problem>;
 }
 
+impl FromToml for bool {
+    fn from_toml(value: &DeValue<'_>) -> Result<Self, Problem> {
+        match value {
+            DeValue::Boolean(yes) => Ok(*yes),
+            _ => Err(Problem::Type("true or false")),
+        }
+    }
+}
+
 impl FromToml for String {
     fn from_toml(value: &DeValue<'_>) -> Result<Self, Problem> {
         value.as_str().map(str::to_owned).ok_or(Problem::Type("a string in quotes"))

@@ -7,6 +7,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 
 /// KV memory of a model whose table gives neither `kv_memory` nor `kv_tokens`: 1 GiB, or less where the context
 /// lengths of all live requests need less.
@@ -160,13 +161,37 @@ pub struct Router {
 /// `[batching]`: when waiting requests are released as one batch.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Batching {
-    /// `eager` starts as soon as one waits; `fixed` holds back until a model's threshold is reached. Default `eager`.
+    /// `eager` starts as soon as one waits; `fixed` holds back until a model's threshold is reached; `optimal` takes the
+    /// thresholds that the throughput model finds best for each number of live requests; `adaptive` starts as `optimal`
+    /// and follows what the models do. Default `eager`.
     pub policy: Policy,
     /// With `fixed`: requests that must wait before a model starts, by model name (`small = 1`); a model not named
     /// has 1. The sum of (threshold - 1) stays below `server.live_max`.
     pub thresholds: BTreeMap<String, u32>,
+    /// With `optimal` and `adaptive`: what `tokenrouter profile` measured; a relative path is relative to the launch
+    /// file. `optimal` needs it; `adaptive` starts eagerly without.
+    pub profile: Option<PathBuf>,
     /// A batch is released after this long in any case, 0 to 60000; default 50.
     pub max_wait_ms: u64,
+    /// `async`: every model steps when it may. For comparison: `model_sync` (one model steps at a time), `step_sync`
+    /// (all step together and wait for the slowest), `std_serving` (each hop is a fresh request). Default `async`.
+    pub execution: Execution,
+    /// Whether idle models prefill the prompts of requests that entered at another one; default false.
+    pub prefill_ahead: bool,
+}
+
+/// How models run beside each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Execution {
+    /// Every model steps when it may.
+    Async,
+    /// One model steps at a time.
+    ModelSync,
+    /// All step together.
+    StepSync,
+    /// Each hop is a fresh request.
+    StdServing,
 }
 
 /// When a batch starts.
@@ -177,4 +202,20 @@ pub enum Policy {
     Eager,
     /// At the model's threshold.
     Fixed,
+    /// At the planned threshold for so many live requests.
+    Optimal,
+    /// At a threshold that is planned again as the models behave.
+    Adaptive,
+}
+
+impl Policy {
+    /// As a launch file writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Eager => "eager",
+            Policy::Fixed => "fixed",
+            Policy::Optimal => "optimal",
+            Policy::Adaptive => "adaptive",
+        }
+    }
 }

@@ -18,7 +18,8 @@ mod tests;
 
 pub use error::{ConfigError, Place};
 pub use launch::{
-    Batching, DEFAULT_KV_BYTES, Device, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router, Server,
+    Batching, DEFAULT_KV_BYTES, Device, Execution, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router,
+    Server,
 };
 pub use nearest::nearest;
 pub use quantity::Bytes;

@@ -2,7 +2,9 @@
 
 use crate::error::{ConfigError, Places, file_error};
 use crate::fields::{Document, Fields, FromToml, Problem, Value, join};
-use crate::launch::{Batching, Device, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router, Server};
+use crate::launch::{
+    Batching, Device, Execution, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router, Server,
+};
 use crate::quantity::Bytes;
 use crate::source::Source;
 use crate::validate::validate;
@@ -27,7 +29,7 @@ const MODEL: [&str; 11] = [
     "step_tokens_max",
 ];
 const ROUTER: [&str; 4] = ["name", "algorithm", "models", "params"];
-const BATCHING: [&str; 3] = ["policy", "thresholds", "max_wait_ms"];
+const BATCHING: [&str; 6] = ["policy", "thresholds", "profile", "max_wait_ms", "execution", "prefill_ahead"];
 
 impl LaunchFile {
     /// Reads and validates a launch file.
@@ -57,7 +59,7 @@ impl LaunchFile {
         let server = server(&mut doc, top.raw("server"))?;
         let models = models(&mut doc, top.raw("models"), path.parent().unwrap_or(Path::new("")))?;
         let router = router(&mut doc, top.raw("router"), &models)?;
-        let batching = batching(&mut doc, top.raw("batching"), &models)?;
+        let batching = batching(&mut doc, top.raw("batching"), (&models, path.parent().unwrap_or(Path::new(""))))?;
         validate(LaunchFile { server, router, batching, models, places: doc.places })
     }
 }
@@ -212,10 +214,25 @@ fn json(doc: &mut Document<'_>, path: &str, value: &Value<'_>) -> Result<Json, C
     })
 }
 
-fn batching(doc: &mut Document<'_>, value: Option<&Value<'_>>, models: &[Model]) -> Result<Batching, ConfigError> {
+fn batching(
+    doc: &mut Document<'_>,
+    value: Option<&Value<'_>>,
+    (models, folder): (&[Model], &Path),
+) -> Result<Batching, ConfigError> {
     let none = absent();
     let fields = Fields::open(doc, ("[batching]", "batching"), value.unwrap_or(&none), &BATCHING)?;
-    let policies = [("eager", Policy::Eager), ("fixed", Policy::Fixed)];
+    let policies = [
+        ("eager", Policy::Eager),
+        ("fixed", Policy::Fixed),
+        ("optimal", Policy::Optimal),
+        ("adaptive", Policy::Adaptive),
+    ];
+    let modes = [
+        ("async", Execution::Async),
+        ("model_sync", Execution::ModelSync),
+        ("step_sync", Execution::StepSync),
+        ("std_serving", Execution::StdServing),
+    ];
     let policy = fields.choice(doc, "policy", &policies)?.unwrap_or(Policy::Eager);
     let max_wait_ms = fields.or(doc, "max_wait_ms", 50)?;
     let mut thresholds = BTreeMap::new();
@@ -228,7 +245,10 @@ fn batching(doc: &mut Document<'_>, value: Option<&Value<'_>>, models: &[Model])
             }
         }
     }
-    Ok(Batching { policy, thresholds, max_wait_ms })
+    let profile = fields.optional::<String>(doc, "profile")?.map(|path| folder.join(path));
+    let execution = fields.choice(doc, "execution", &modes)?.unwrap_or(Execution::Async);
+    let prefill_ahead = fields.or(doc, "prefill_ahead", false)?;
+    Ok(Batching { policy, thresholds, profile, max_wait_ms, execution, prefill_ahead })
 }
 
 impl FromToml for Bytes {

@@ -104,7 +104,11 @@ fn wrong_files_are_refused_with_line_and_remedy() {
         ("algorithm", "algoritm", "18:1: unknown key `algoritm` in [router]; did you mean `algorithm`?"),
         ("max_wait_ms", "max_wait", "27:1: unknown key `max_wait` in [batching]; did you mean `max_wait_ms`?"),
         ("{ large", "{ larg", "26:16: unknown key `larg` in [batching.thresholds]; did you mean `large`?"),
-        ("max_wait_ms", "zzz", "27:1: unknown key `zzz` in [batching]; valid: policy, thresholds, max_wait_ms"),
+        (
+            "max_wait_ms",
+            "zzz",
+            "27:1: unknown key `zzz` in [batching]; valid: policy, thresholds, profile, max_wait_ms, execution, prefill_ahead",
+        ),
         // wrong types
         ("9000", "\"9000\"", "2:8: server.port must be a whole number, not a string"),
         ("9000", "90000", "2:8: server.port = 90000 is out of range; give 0 to 65535"),
@@ -191,6 +195,26 @@ fn wrong_files_are_refused_with_line_and_remedy() {
             "\"fixed\"",
             "\"eager\"",
             "26:14: thresholds have no meaning under policy = \"eager\"; write policy = \"fixed\" or remove them",
+        ),
+        (
+            "\"fixed\"",
+            "\"optimal\"",
+            "26:14: thresholds have no meaning under policy = \"optimal\"; write policy = \"fixed\" or remove them",
+        ),
+        (
+            "\"fixed\"\nthresholds = { large = 4 }",
+            "\"optimal\"",
+            "25:10: policy = \"optimal\" needs a profile; measure one with `tokenrouter profile`, or write \"adaptive\"",
+        ),
+        (
+            "max_wait_ms = 20",
+            "profile = \"p.json\"",
+            "27:11: a profile has no meaning under policy = \"fixed\"; write policy = \"optimal\" or \"adaptive\", or remove it",
+        ),
+        (
+            "max_wait_ms = 20",
+            "execution = \"sync\"",
+            "27:13: batching.execution = \"sync\" is unknown; did you mean `async`?",
         ),
         ("0.02", "1979-05-27", "22:13: router.params.threshold is a date; no parameter is one"),
         ("0.02", "nan", "22:13: router.params.threshold is not a number that can be used"),

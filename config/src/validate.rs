@@ -143,9 +143,24 @@ fn router(file: &LaunchFile) -> Result<Vec<usize>, ConfigError> {
 fn batching(file: &LaunchFile) -> Result<(), ConfigError> {
     let batching = &file.batching;
     within(file, "batching.max_wait_ms", batching.max_wait_ms, (0, 60_000))?;
-    if batching.policy == Policy::Eager && !batching.thresholds.is_empty() {
-        let message = "thresholds have no meaning under policy = \"eager\"; write policy = \"fixed\" or remove them";
+    if batching.policy != Policy::Fixed && !batching.thresholds.is_empty() {
+        let policy = batching.policy.name();
+        let message =
+            format!("thresholds have no meaning under policy = \"{policy}\"; write policy = \"fixed\" or remove them");
         return Err(file.error_at("batching.thresholds", message));
+    }
+    let planned = matches!(batching.policy, Policy::Optimal | Policy::Adaptive);
+    if batching.policy == Policy::Optimal && batching.profile.is_none() {
+        let message =
+            "policy = \"optimal\" needs a profile; measure one with `tokenrouter profile`, or write \"adaptive\"";
+        return Err(file.error_at("batching.policy", message));
+    }
+    if !planned && batching.profile.is_some() {
+        let policy = batching.policy.name();
+        let message = format!(
+            "a profile has no meaning under policy = \"{policy}\"; write policy = \"optimal\" or \"adaptive\", or remove it"
+        );
+        return Err(file.error_at("batching.profile", message));
     }
     let mut held = 0;
     for model in &file.models {

@@ -255,6 +255,7 @@ fn spec(setup: &Setup, gates: &[Gate]) -> RuntimeSpec {
         batching: Batching {
             policy: setup.thresholds.clone().map_or(PolicySpec::Eager, PolicySpec::Fixed),
             max_wait: Duration::from_secs(60),
+            ..Batching::default()
         },
         live_max: 64,
         placement: Placement::OwnArbiter,

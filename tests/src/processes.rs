@@ -71,6 +71,7 @@ impl Town {
                     thresholds => PolicySpec::Fixed(thresholds.to_vec()),
                 },
                 max_wait: Duration::from_millis(20),
+                ..Batching::default()
             },
             live_max: 64,
             placement: Placement::OwnArbiter,

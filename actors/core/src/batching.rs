@@ -3,19 +3,24 @@
 //! when one of them gains nothing by waiting. Thresholds keep `sum(B_i - 1) < live` always, so that wherever the live
 //! requests wait, some model has enough of them.
 
+use crate::execution::Execution;
 use crate::ids::{ModelIdx, Time};
+use crate::theory::table::Table;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::time::Duration;
 
 /// How thresholds are chosen, as a launch file says it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PolicySpec {
     /// Start as soon as anybody waits.
+    #[default]
     Eager,
     /// Thresholds as given, one per model.
     Fixed(Vec<u32>),
+    /// Thresholds planned ahead for every number of live requests.
+    Planned(Table),
 }
 
 /// Settings of delayed batching.
@@ -25,6 +30,25 @@ pub struct Batching {
     pub policy: PolicySpec,
     /// No request waits longer than this for others.
     pub max_wait: Duration,
+    /// Which models may step at the same time, and what a hop keeps.
+    pub execution: Execution,
+    /// Whether idle models prefill the prompts of requests that entered elsewhere.
+    pub prefill_ahead: bool,
+    /// Whether a planned table follows what the models do.
+    pub adaptive: bool,
+}
+
+impl Default for Batching {
+    /// Eager and asynchronous, no wait longer than 50 ms.
+    fn default() -> Self {
+        Batching {
+            policy: PolicySpec::Eager,
+            max_wait: Duration::from_millis(50),
+            execution: Execution::Async,
+            prefill_ahead: false,
+            adaptive: false,
+        }
+    }
 }
 
 /// Chooses thresholds from the number of live requests.
@@ -52,6 +76,12 @@ impl Policy for Fixed {
     }
 }
 
+impl Policy for Table {
+    fn thresholds(&self, live: u32) -> Vec<u32> {
+        Table::thresholds(self, live)
+    }
+}
+
 impl PolicySpec {
     /// The policy for so many models.
     ///
@@ -67,6 +97,10 @@ impl PolicySpec {
                 Err("batching.thresholds must be at least 1".into())
             }
             PolicySpec::Fixed(thresholds) => Ok(Box::new(Fixed(thresholds.clone()))),
+            PolicySpec::Planned(table) if table.models() != models => {
+                Err(format!("the table of thresholds is for {} models but the router has {models}", table.models()))
+            }
+            PolicySpec::Planned(table) => Ok(Box::new(table.clone())),
         }
     }
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod batching;
+pub mod execution;
 pub mod executor;
 pub mod ids;
 pub mod job;
@@ -16,4 +17,5 @@ pub mod routing;
 pub mod sampling;
 pub mod sim;
 pub mod text;
+pub mod theory;
 pub mod tombstones;

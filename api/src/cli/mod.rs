@@ -10,6 +10,7 @@ mod label;
 mod logs;
 mod options;
 mod paint;
+mod plan;
 mod run;
 mod serve;
 mod sweep;
@@ -53,6 +54,8 @@ enum Command {
     Label(label::Args),
     /// Train a head for r2r or citer on what label wrote; sweep then shows what it is worth
     TrainRouter(train_router::Args),
+    /// Find the best thresholds of delayed batching with the throughput model
+    Plan(plan::Args),
     /// Turn a published router checkpoint into a folder for `router.params.head`
     ConvertRouter(convert_router::Args),
 }
@@ -123,6 +126,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, catalog: Catalog)
         Command::Sweep(args) => sweep::run(&context, &args),
         Command::Label(args) => label::run(&context, &args),
         Command::TrainRouter(args) => train_router::run(&context, &args),
+        Command::Plan(args) => plan::run(&context, &args),
         Command::ConvertRouter(args) => convert_router::run(&args),
     };
     match result {
@@ -143,6 +147,7 @@ impl Command {
             Command::Generate(args) => args.json,
             Command::Eval(args) => args.json,
             Command::Label(args) => args.json,
+            Command::Plan(args) => args.json,
             Command::Sweep(args) => args.json,
             Command::TrainRouter(args) => args.json,
             Command::Serve(_) | Command::Chat(_) | Command::Check(_) | Command::ConvertRouter(_) => false,

@@ -139,11 +139,11 @@ fn banner(loaded: &Loaded, bound: &[SocketAddr]) -> String {
     text.push_str(&format!("router   {}  {}{}\n", router.name, router.algorithm, params.concat()));
     let batching = &loaded.file.batching;
     let policy = match batching.policy {
-        tokenrouter_config::Policy::Eager => "eager".to_owned(),
         tokenrouter_config::Policy::Fixed => {
             let one = |name: &String| format!("{name} {}", batching.thresholds.get(name).copied().unwrap_or(1));
             format!("fixed  {}", router.models.iter().map(one).collect::<Vec<_>>().join("  "))
         }
+        other => other.name().to_owned(),
     };
     text.push_str(&format!(
         "batching {policy}  at most {} ms  {} requests at once\n",

@@ -9,8 +9,9 @@ use std::time::Duration;
 use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{self, ModelSpec, Placement, Runtime, RuntimeSpec};
-use tokenrouter_config::{LaunchFile, Policy};
+use tokenrouter_config::{self as config, LaunchFile, Policy};
 use tokenrouter_core::batching::{Batching, PolicySpec};
+use tokenrouter_core::execution::Execution;
 use tokenrouter_core::executor::{Executor, ExecutorError};
 use tokenrouter_core::routing::Algorithm;
 use tokenrouter_core::routing::catalog::Catalog;
@@ -134,6 +135,18 @@ fn batching(file: &LaunchFile) -> Batching {
     let policy = match file.batching.policy {
         Policy::Eager => PolicySpec::Eager,
         Policy::Fixed => PolicySpec::Fixed(file.router.models.iter().map(threshold).collect()),
+        Policy::Optimal | Policy::Adaptive => PolicySpec::Eager,
     };
-    Batching { policy, max_wait: Duration::from_millis(file.batching.max_wait_ms) }
+    Batching {
+        policy,
+        max_wait: Duration::from_millis(file.batching.max_wait_ms),
+        execution: match file.batching.execution {
+            config::Execution::Async => Execution::Async,
+            config::Execution::ModelSync => Execution::ModelSync,
+            config::Execution::StepSync => Execution::StepSync,
+            config::Execution::StdServing => Execution::StdServing,
+        },
+        prefill_ahead: file.batching.prefill_ahead,
+        adaptive: file.batching.policy == Policy::Adaptive,
+    }
 }

@@ -92,7 +92,7 @@ fn spec(setup: &Setup) -> RuntimeSpec {
         models: models.collect(),
         codec: setup.codec.clone(),
         algorithm: setup.algorithm.clone(),
-        batching: Batching { policy, max_wait: Duration::from_millis(100) },
+        batching: Batching { policy, max_wait: Duration::from_millis(100), ..Batching::default() },
         live_max: 64,
         placement: Placement::OwnArbiter,
         process: Process::alone(),

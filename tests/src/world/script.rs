@@ -122,7 +122,7 @@ pub fn parse(text: &str) -> Result<Script, ScriptError> {
         models: Vec::new(),
         language: Language { vocab: 200, hard: 0.0, eos: None },
         route: ("stay".into(), serde_json::Value::Null),
-        batching: Batching { policy: PolicySpec::Eager, max_wait: Duration::from_secs(1) },
+        batching: Batching { max_wait: Duration::from_secs(1), ..Batching::default() },
         live_max: 64,
         acts: Vec::new(),
     };

@@ -247,12 +247,16 @@ impl<'a> StateDict<'a> {
             let dims = value.shape().unwrap_or_default().iter().map(|&dim| dim as usize).collect();
             tensors.push((name, dims, values.iter().flat_map(|value| value.to_le_bytes()).collect()));
         }
-        write_folder(config, &tensors, folder)?;
+        write(config, &tensors, folder)?;
         Ok(tensors.iter().map(|(_, _, bytes)| bytes.len() as u64 / 4).sum())
     }
 }
 
-fn write_folder(config: &HeadConfig, tensors: &[(String, Vec<usize>, Vec<u8>)], folder: &Path) -> Result<()> {
+/// Writes a head: its description and its tensors (name, shape, little-endian f32), as [`super::HeadFiles`] reads them.
+///
+/// # Errors
+/// [`WeightsError`] when the disk refuses, or when bytes and shape of a tensor do not fit.
+pub fn write(config: &HeadConfig, tensors: &[(String, Vec<usize>, Vec<u8>)], folder: &Path) -> Result<()> {
     let failed = |file: &Path, reason: std::io::Error| WeightsError::io(file, reason);
     std::fs::create_dir_all(folder).map_err(|reason| failed(folder, reason))?;
     let (weights, description) = (folder.join(WEIGHTS_FILE), folder.join(CONFIG_FILE));

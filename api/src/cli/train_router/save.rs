@@ -3,11 +3,10 @@
 
 use crate::cli::CliError;
 use candle_core::Tensor;
-use safetensors::tensor::{Dtype, TensorView};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use tokenrouter_gpu::heads::{CONFIG_FILE, HeadConfig, WEIGHTS_FILE};
+use tokenrouter_gpu::heads::{self, CONFIG_FILE, HeadConfig, WEIGHTS_FILE};
 
 /// Where a head goes.
 #[derive(Debug)]
@@ -53,9 +52,7 @@ impl Place {
         };
         let (part, old) = (beside("part"), beside("old"));
         let written = std::fs::create_dir_all(&part).and_then(|()| {
-            std::fs::write(part.join(WEIGHTS_FILE), bytes(config, tensors)?)?;
-            let json = serde_json::to_string_pretty(config).map_err(io::Error::from)?;
-            std::fs::write(part.join(CONFIG_FILE), json + "\n")?;
+            heads::write(config, &parts(config, tensors)?, &part).map_err(io::Error::other)?;
             let replaced = absolute.exists();
             if replaced {
                 std::fs::rename(&absolute, &old)?;
@@ -77,23 +74,14 @@ impl Place {
 }
 
 /// The tensors of the description, in its order.
-fn bytes(config: &HeadConfig, tensors: &BTreeMap<String, Tensor>) -> io::Result<Vec<u8>> {
+fn parts(config: &HeadConfig, tensors: &BTreeMap<String, Tensor>) -> io::Result<Vec<(String, Vec<usize>, Vec<u8>)>> {
     let values = |name: &str| -> candle_core::Result<(Vec<usize>, Vec<u8>)> {
         let tensor = tensors.get(name).ok_or_else(|| candle_core::Error::Msg(format!("{name} was not trained")))?;
         let values = tensor.flatten_all()?.to_vec1::<f32>()?;
         Ok((tensor.dims().to_vec(), values.iter().flat_map(|value| value.to_le_bytes()).collect()))
     };
-    let mut parts = Vec::new();
-    for (name, _) in config.tensors() {
-        let (dims, bytes) = values(&name).map_err(io::Error::other)?;
-        parts.push((name, dims, bytes));
-    }
-    let views = parts
-        .iter()
-        .map(|(name, dims, bytes)| Ok((name.as_str(), TensorView::new(Dtype::F32, dims.clone(), bytes)?)))
-        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
-        .map_err(io::Error::other)?;
-    safetensors::serialize(views, None).map_err(io::Error::other)
+    let one = |(name, _): (String, _)| values(&name).map(|(dims, bytes)| (name, dims, bytes)).map_err(io::Error::other);
+    config.tensors().into_iter().map(one).collect()
 }
 
 fn at(path: &Path, error: &io::Error) -> CliError {

@@ -228,7 +228,7 @@ impl<'a> StateDict<'a> {
             let reason = format!("say they have {stated} bytes in a file of {}", self.checkpoint.file_bytes());
             return Err(WeightsError::invalid(path, "tensors", reason));
         }
-        let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+        let mut tensors: Vec<HeadTensor> = Vec::new();
         for (name, shape) in expected {
             let value = self.value(&name)?;
             if self.matrix(&name)? != shape {
@@ -252,11 +252,14 @@ impl<'a> StateDict<'a> {
     }
 }
 
-/// Writes a head: its description and its tensors (name, shape, little-endian f32), as [`super::HeadFiles`] reads them.
+/// A tensor of a head that is written: name, shape, little-endian f32.
+pub type HeadTensor = (String, Vec<usize>, Vec<u8>);
+
+/// Writes a head, its description and its tensors, as [`super::HeadFiles`] reads them.
 ///
 /// # Errors
 /// [`WeightsError`] when the disk refuses, or when bytes and shape of a tensor do not fit.
-pub fn write(config: &HeadConfig, tensors: &[(String, Vec<usize>, Vec<u8>)], folder: &Path) -> Result<()> {
+pub fn write(config: &HeadConfig, tensors: &[HeadTensor], folder: &Path) -> Result<()> {
     let failed = |file: &Path, reason: std::io::Error| WeightsError::io(file, reason);
     std::fs::create_dir_all(folder).map_err(|reason| failed(folder, reason))?;
     let (weights, description) = (folder.join(WEIGHTS_FILE), folder.join(CONFIG_FILE));

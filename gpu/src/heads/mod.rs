@@ -12,7 +12,7 @@ mod network;
 mod seat;
 
 pub use config::{Class, FORMAT, Family, HeadConfig, Inputs, R2R_CLASSES};
-pub use convert::{Conversion, convert, write};
+pub use convert::{Conversion, HeadTensor, convert, write};
 pub use network::{Network, NetworkInput, Scratch};
 pub use seat::{Seat, Source};
 

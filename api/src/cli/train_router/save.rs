@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use tokenrouter_gpu::heads::{self, CONFIG_FILE, HeadConfig, WEIGHTS_FILE};
+use tokenrouter_gpu::heads::{self, CONFIG_FILE, HeadConfig, HeadTensor, WEIGHTS_FILE};
 
 /// Where a head goes.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Place {
 }
 
 /// The tensors of the description, in its order.
-fn parts(config: &HeadConfig, tensors: &BTreeMap<String, Tensor>) -> io::Result<Vec<(String, Vec<usize>, Vec<u8>)>> {
+fn parts(config: &HeadConfig, tensors: &BTreeMap<String, Tensor>) -> io::Result<Vec<HeadTensor>> {
     let values = |name: &str| -> candle_core::Result<(Vec<usize>, Vec<u8>)> {
         let tensor = tensors.get(name).ok_or_else(|| candle_core::Error::Msg(format!("{name} was not trained")))?;
         let values = tensor.flatten_all()?.to_vec1::<f32>()?;

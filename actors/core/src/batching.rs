@@ -9,6 +9,7 @@ use crate::theory::table::Table;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How thresholds are chosen, as a launch file says it.
@@ -76,7 +77,7 @@ impl Policy for Fixed {
     }
 }
 
-impl Policy for Table {
+impl Policy for Arc<Table> {
     fn thresholds(&self, live: u32) -> Vec<u32> {
         Table::thresholds(self, live)
     }
@@ -100,7 +101,7 @@ impl PolicySpec {
             PolicySpec::Planned(table) if table.models() != models => {
                 Err(format!("the table of thresholds is for {} models but the router has {models}", table.models()))
             }
-            PolicySpec::Planned(table) => Ok(Box::new(table.clone())),
+            PolicySpec::Planned(table) => Ok(Box::new(Arc::new(table.clone()))),
         }
     }
 }
@@ -187,6 +188,12 @@ impl<T: Waiting> Gate<T> {
     pub fn set_live(&mut self, live: u32) {
         self.live = live;
         self.threshold = clamp(self.policy.thresholds(live), live).get(self.me.index()).copied().unwrap_or(1);
+    }
+
+    /// Thresholds come from this policy from now on, for the requests that wait already too.
+    pub fn set_policy(&mut self, policy: Box<dyn Policy>) {
+        self.policy = policy;
+        self.set_live(self.live);
     }
 
     /// One more waits.

@@ -2,7 +2,7 @@
 //! only while it holds the credit (`Ready`), and never waits without a timer.
 
 use crate::board::{BatcherSnapshot, Role, Snapshot};
-use crate::messages::{Enqueue, LiveNow, Ready, Release, RunBatch, Stop};
+use crate::messages::{Enqueue, LiveNow, Ready, Release, RunBatch, Stop, Thresholds};
 use crate::subserver::Place;
 use actix::prelude::*;
 use std::time::Duration;
@@ -86,6 +86,9 @@ impl Actor for Batcher {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(self.place.mailbox());
+        if let Some(table) = self.place.server.in_force.follow(self.place.me, ctx.address().recipient()) {
+            self.gate.set_policy(Box::new(table));
+        }
         self.say();
     }
 }
@@ -127,6 +130,15 @@ impl Handler<LiveNow> for Batcher {
 
     fn handle(&mut self, LiveNow(live): LiveNow, ctx: &mut Self::Context) {
         self.gate.set_live(live);
+        self.pump(ctx);
+    }
+}
+
+impl Handler<Thresholds> for Batcher {
+    type Result = ();
+
+    fn handle(&mut self, Thresholds(table): Thresholds, ctx: &mut Self::Context) {
+        self.gate.set_policy(Box::new(table));
         self.pump(ctx);
     }
 }

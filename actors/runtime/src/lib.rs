@@ -11,6 +11,7 @@ pub mod gpu_executor;
 pub mod inter_model;
 pub mod link;
 pub mod messages;
+pub mod planner;
 pub mod runtime;
 pub mod stream;
 pub mod subserver;

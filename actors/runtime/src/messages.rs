@@ -2,12 +2,14 @@
 //! it; replies come as messages tagged with an epoch, so results from a previous life of a child are dropped.
 
 use actix::prelude::*;
+use std::sync::Arc;
 use std::time::Duration;
 use tokenrouter_core::executor::{ExecutorError, Step, StepOutput};
 use tokenrouter_core::ids::{ModelIdx, RequestId};
 use tokenrouter_core::job::{Event, Failure, Job, Refusal};
 use tokenrouter_core::peer::{Envelope, PeerFrame, PeerReq};
 use tokenrouter_core::request::{Committed, Pending, Queued};
+use tokenrouter_core::theory::table::Table;
 use tokio::sync::mpsc;
 
 /// Counts lives: of a subserver's children, or of its executor.
@@ -46,6 +48,11 @@ pub struct Enqueue(pub Vec<Queued>);
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct LiveNow(pub u32);
+
+/// Planner -> Batcher: these thresholds from now on.
+#[derive(Clone, Debug, Message)]
+#[rtype(result = "()")]
+pub struct Thresholds(pub Arc<Table>);
 
 /// Batcher -> Decode: start with these.
 #[derive(Debug, Message)]

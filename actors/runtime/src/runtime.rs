@@ -11,6 +11,7 @@ use crate::link::local::{self, Directory};
 use crate::link::net::Bound;
 use crate::link::process::{self, Numbers, Process, Site};
 use crate::messages::{Stop, Submit, Ticket};
+use crate::planner::InForce;
 use crate::subserver::{Shared, Subserver};
 use actix::prelude::*;
 use serde::Serialize;
@@ -116,6 +117,8 @@ pub struct Server {
     pub life: u64,
     /// Processes the server is made of.
     pub processes: usize,
+    /// The thresholds that were planned last.
+    pub in_force: InForce,
 }
 
 impl fmt::Debug for Server {
@@ -247,6 +250,7 @@ pub fn start(spec: RuntimeSpec) -> Result<Runtime, StartError> {
         eos,
         live_max: spec.live_max,
         live: AtomicU32::new(0),
+        in_force: InForce::default(),
     });
     let (directory, board, clock) = (Directory::default(), Board::default(), Clock::start());
     let mut arbiters = Vec::new();

@@ -46,6 +46,8 @@ pub struct Chain {
     pub tokens: Vec<f64>,
     /// Its ticks.
     pub ticks: Vec<f64>,
+    /// Which models run in every state: bit i for model i.
+    pub running: Vec<u32>,
 }
 
 impl Chain {
@@ -64,6 +66,7 @@ impl Chain {
             let completion = space.complete(state)?;
             chain.tokens.push(completion.tokens);
             chain.ticks.push(f64::from(completion.ticks));
+            chain.running.push(running(space, state));
             for &(arrivals, probability) in space.split(&completion) {
                 let next = space.launched(completion.rest + arrivals, thresholds);
                 let target = *index.entry(next).or_insert_with(|| {
@@ -107,17 +110,46 @@ fn settled(space: &Space<'_>, thresholds: &[u32]) -> Key {
     space.launched(space.first(), thresholds)
 }
 
+/// The models that run in a state, as bits.
+fn running(space: &Space<'_>, state: Key) -> u32 {
+    (0..space.system().models()).filter(|&i| space.place(state, i).running > 0).fold(0, |bits, i| bits | 1 << i)
+}
+
+/// Per model: how many of the other models run while it runs, as a mean share of them (0 when it never runs).
+///
+/// # Errors
+/// As [`throughput`].
+pub fn overlap(system: &System, thresholds: &[u32], reach: Reach) -> Result<Vec<f64>, String> {
+    feasible(system, thresholds)?;
+    let chain = Chain::explore(&mut Space::new(system)?, thresholds, reach)?;
+    let pi = stationary(&chain)?;
+    let others = (system.models() - 1).max(1) as f64;
+    let share = |i: usize| {
+        let states = chain.running.iter().zip(chain.ticks.iter().zip(&pi)).filter(|(bits, _)| *bits >> i & 1 == 1);
+        let sums = states.fold((0.0, 0.0), |(time, beside), (bits, (ticks, p))| {
+            (time + ticks * p, beside + ticks * p * f64::from(bits.count_ones() - 1) / others)
+        });
+        if sums.0 > 0.0 { sums.1 / sums.0 } else { 0.0 }
+    };
+    Ok((0..system.models()).map(share).collect())
+}
+
+fn feasible(system: &System, thresholds: &[u32]) -> Result<(), String> {
+    if system.is_feasible(thresholds) {
+        return Ok(());
+    }
+    Err(format!(
+        "thresholds {thresholds:?} do not fit: one per model, each from 1 to its largest batch, sum(B_i - 1) < {}",
+        system.requests()
+    ))
+}
+
 /// T(B).
 ///
 /// # Errors
 /// One line for thresholds that do not fit and for chains beyond `reach`.
 pub fn throughput(system: &System, thresholds: &[u32], reach: Reach) -> Result<Exact, String> {
-    if !system.is_feasible(thresholds) {
-        return Err(format!(
-            "thresholds {thresholds:?} do not fit: one per model, each from 1 to its largest batch, sum(B_i - 1) < {}",
-            system.requests()
-        ));
-    }
+    feasible(system, thresholds)?;
     evaluate(&mut Space::new(system)?, thresholds, reach)
 }
 

@@ -21,7 +21,7 @@ impl Default for Length {
 }
 
 /// Equal parts that a run is divided into for its error.
-const PARTS: u64 = 20;
+pub(crate) const PARTS: u64 = 20;
 /// 97.5 % point of Student's t with [`PARTS`] - 1 = 19 degrees of freedom.
 const STUDENT: f64 = 2.093;
 
@@ -72,12 +72,17 @@ pub fn simulate(system: &System, thresholds: &[u32], length: Length) -> Result<S
     run.go(length.ways / 10);
     let each = (length.ways / PARTS).max(1);
     let parts: Vec<(f64, f64)> = (0..PARTS).map(|_| run.go(each)).collect();
-    let (tokens, ticks) = parts.iter().fold((0.0, 0.0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
-    let throughput = tokens / ticks;
-    let count = PARTS as f64;
-    let spread: f64 = parts.iter().map(|(tokens, ticks)| (tokens - throughput * ticks).powi(2)).sum();
-    let error = STUDENT * (spread / (count - 1.0) / count).sqrt() / (ticks / count);
-    Ok(Simulated { throughput, error })
+    Ok(Simulated::of_parts(&parts))
+}
+
+impl Simulated {
+    /// From (tokens, time) of the [`PARTS`] parts of a run.
+    pub(crate) fn of_parts(parts: &[(f64, f64)]) -> Simulated {
+        let (tokens, time) = parts.iter().fold((0.0, 0.0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
+        let (throughput, count) = (tokens / time, PARTS as f64);
+        let spread: f64 = parts.iter().map(|(tokens, time)| (tokens - throughput * time).powi(2)).sum();
+        Simulated { throughput, error: STUDENT * (spread / (count - 1.0) / count).sqrt() / (time / count) }
+    }
 }
 
 impl Run<'_> {

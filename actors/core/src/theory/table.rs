@@ -78,7 +78,7 @@ impl Table {
 }
 
 /// The N that are planned for.
-fn grid(live_max: u32) -> Vec<u32> {
+pub(crate) fn grid(live_max: u32) -> Vec<u32> {
     let mut all: Vec<u32> = (1..=live_max.clamp(1, 8)).collect();
     while let Some(&last) = all.last().filter(|&&last| last < live_max) {
         all.push((last + last.div_ceil(5)).min(live_max));

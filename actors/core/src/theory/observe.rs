@@ -1,6 +1,6 @@
 //! What a model does, learnt while it does it: L(b), its row of P and of C, with decay. Owner: the Decode of that model.
 //! Invariant: an estimate is always usable; where little was seen it leans on the prior, and a shift of the workload
-//! throws away what was learnt before it.
+//! throws away what was learnt before it. Learning allocates nothing, but for a look at 128 ways now and then.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,15 +43,41 @@ struct Line {
     wbt: f64,
 }
 
+/// A decayed sum that is brought up to date when it is touched.
+#[derive(Clone, Copy, Debug, Default)]
+struct Decayed {
+    weight: f64,
+    sum: f64,
+    /// The number of the last step or way in it.
+    at: u32,
+}
+
+impl Decayed {
+    /// As it is by the time of number `now`.
+    fn by(self, now: u32, half_life: f64) -> Decayed {
+        let keep = (-f64::from(now.wrapping_sub(self.at)) / half_life).exp2();
+        Decayed { weight: self.weight * keep, sum: self.sum * keep, at: now }
+    }
+
+    fn add(&mut self, value: f64, now: u32, half_life: f64) {
+        let before = self.by(now, half_life);
+        *self = Decayed { weight: before.weight + 1.0, sum: before.sum + value, at: now };
+    }
+}
+
 /// Learns the [`Behaviour`] of one model.
 #[derive(Clone, Debug)]
 pub struct Observer {
     line: Line,
-    /// Per batch size: (weight, weighted seconds).
-    sizes: Vec<(f64, f64)>,
+    /// Weight of what was there before after one more step.
+    keep: f64,
+    steps_seen: u32,
+    /// Seconds per batch size.
+    sizes: Vec<Decayed>,
     prior: (Vec<f64>, Vec<f64>),
-    /// Per target: (weight, weighted tokens).
-    ways: Vec<(f64, f64)>,
+    ways_seen: u32,
+    /// Tokens per target.
+    ways: Vec<Decayed>,
     recent_ways: Vec<(u32, f64)>,
     recent_steps: (u32, f64),
 }
@@ -62,9 +88,12 @@ impl Observer {
         let models = moves.len();
         Observer {
             line: Line::default(),
-            sizes: vec![(0.0, 0.0); rows_max as usize],
+            keep: (-1.0 / HALF_LIFE_STEPS).exp2(),
+            steps_seen: 0,
+            sizes: vec![Decayed::default(); rows_max as usize],
             prior: (moves, tokens),
-            ways: vec![(0.0, 0.0); models],
+            ways_seen: 0,
+            ways: vec![Decayed::default(); models],
             recent_ways: vec![(0, 0.0); models],
             recent_steps: (0, 0.0),
         }
@@ -73,26 +102,23 @@ impl Observer {
     /// A step with `rows` requests took so many seconds.
     pub fn step(&mut self, rows: u32, seconds: f64) {
         let Some(index) = (rows as usize).checked_sub(1).filter(|&index| index < self.sizes.len()) else { return };
-        let expected = self.seconds(rows);
-        if let Some(expected) = expected {
+        if !(seconds > 0.0 && seconds.is_finite()) {
+            return;
+        }
+        if let Some(expected) = self.seconds(rows) {
             self.recent_steps.0 += 1;
             self.recent_steps.1 += (seconds / expected).ln();
             if self.recent_steps.0 == WINDOW_STEPS {
                 if (self.recent_steps.1 / f64::from(WINDOW_STEPS)).abs() > SHIFT_LATENCY.ln() {
                     self.line = Line::default();
-                    self.sizes.fill((0.0, 0.0));
+                    self.sizes.fill(Decayed::default());
                 }
                 self.recent_steps = (0, 0.0);
             }
         }
-        let keep = 0.5_f64.powf(1.0 / HALF_LIFE_STEPS);
-        self.line.add(f64::from(rows), seconds, keep);
-        for size in &mut self.sizes {
-            size.0 *= keep;
-            size.1 *= keep;
-        }
-        self.sizes[index].0 += 1.0;
-        self.sizes[index].1 += seconds;
+        self.steps_seen = self.steps_seen.wrapping_add(1);
+        self.line.add(f64::from(rows), seconds, self.keep);
+        self.sizes[index].add(seconds, self.steps_seen, HALF_LIFE_STEPS);
     }
 
     /// A request went to model `to` and committed so many tokens.
@@ -102,16 +128,13 @@ impl Observer {
         }
         self.recent_ways[to].0 += 1;
         self.recent_ways[to].1 += tokens;
-        let keep = 0.5_f64.powf(1.0 / HALF_LIFE_WAYS);
-        for way in &mut self.ways {
-            way.0 *= keep;
-            way.1 *= keep;
-        }
-        self.ways[to].0 += 1.0;
-        self.ways[to].1 += tokens;
+        self.ways_seen = self.ways_seen.wrapping_add(1);
+        self.ways[to].add(tokens, self.ways_seen, HALF_LIFE_WAYS);
         if self.recent_ways.iter().map(|way| way.0).sum::<u32>() == WINDOW_WAYS {
             if self.shifted() {
-                self.ways = self.recent_ways.iter().map(|&(count, tokens)| (f64::from(count), tokens)).collect();
+                for (way, &(count, sum)) in self.ways.iter_mut().zip(&self.recent_ways) {
+                    *way = Decayed { weight: f64::from(count), sum, at: self.ways_seen };
+                }
             }
             self.recent_ways.fill((0, 0.0));
         }
@@ -119,9 +142,8 @@ impl Observer {
 
     /// Whether the last window of ways is another workload than what was learnt before.
     fn shifted(&self) -> bool {
-        let seen: f64 = self.ways.iter().map(|way| way.0).sum();
         let n = f64::from(WINDOW_WAYS);
-        if seen < 2.0 * n {
+        if self.ways().map(|way| way.weight).sum::<f64>() < 2.0 * n {
             return false;
         }
         self.recent_ways.iter().zip(self.moves()).any(|(&(count, _), p)| {
@@ -130,27 +152,32 @@ impl Observer {
         })
     }
 
+    /// The sums of all ways as they are now.
+    fn ways(&self) -> impl Iterator<Item = Decayed> {
+        self.ways.iter().map(|way| way.by(self.ways_seen, HALF_LIFE_WAYS))
+    }
+
     fn moves(&self) -> Vec<f64> {
-        let seen: f64 = self.ways.iter().map(|way| way.0).sum();
-        let share = |(way, prior): (&(f64, f64), &f64)| (way.0 + PRIOR_WAYS * prior) / (seen + PRIOR_WAYS);
-        self.ways.iter().zip(&self.prior.0).map(share).collect()
+        let seen: f64 = self.ways().map(|way| way.weight).sum();
+        let share = |(way, prior): (Decayed, &f64)| (way.weight + PRIOR_WAYS * prior) / (seen + PRIOR_WAYS);
+        self.ways().zip(&self.prior.0).map(share).collect()
     }
 
     /// Seconds of a step with so many requests; none when no step was seen.
     fn seconds(&self, rows: u32) -> Option<f64> {
         let line = self.line.at(f64::from(rows))?;
-        let (weight, sum) = self.sizes.get(rows as usize - 1).copied().unwrap_or_default();
-        Some((sum + LINE_STEPS * line) / (weight + LINE_STEPS))
+        let size = self.sizes.get(rows as usize - 1).copied().unwrap_or_default().by(self.steps_seen, HALF_LIFE_STEPS);
+        Some((size.sum + LINE_STEPS * line) / (size.weight + LINE_STEPS))
     }
 
     /// What is known now.
     pub fn behaviour(&self) -> Behaviour {
-        let tokens = |(way, prior): (&(f64, f64), &f64)| (way.1 + prior) / (way.0 + 1.0);
+        let tokens = |(way, prior): (Decayed, &f64)| (way.sum + prior) / (way.weight + 1.0);
         Behaviour {
             steps: self.line.w,
             seconds: (1..=self.sizes.len() as u32).map_while(|rows| self.seconds(rows)).collect(),
             moves: self.moves(),
-            tokens: self.ways.iter().zip(&self.prior.1).map(tokens).collect(),
+            tokens: self.ways().zip(&self.prior.1).map(tokens).collect(),
         }
     }
 }
@@ -174,5 +201,83 @@ impl Line {
         let covariance = self.wbt / self.w - mean_b * mean_t;
         let slope = if variance > 1e-9 { (covariance / variance).clamp(0.0, mean_t / mean_b) } else { 0.0 };
         Some((mean_t + slope * (b - mean_b)).max(f64::MIN_POSITIVE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::{Stream, unit};
+
+    /// Ways of a model that stays with probability 1 - p and drops its token when it does not.
+    fn walk(observer: &mut Observer, (p, ways): (f64, u32), seed: u64) {
+        for n in 0..ways {
+            let leaves = unit(seed, n, Stream::Owner) < p;
+            observer.went(usize::from(leaves), f64::from(u8::from(!leaves)));
+        }
+    }
+
+    #[test]
+    fn little_leans_on_the_prior_and_much_does_not() {
+        let mut observer = Observer::new(vec![0.9, 0.1], vec![1.0, 0.0], 8);
+        let start = observer.behaviour();
+        assert_eq!((start.steps, start.seconds.len(), start.moves), (0.0, 0, vec![0.9, 0.1]));
+        walk(&mut observer, (0.4, 4), 1);
+        assert!(observer.behaviour().moves[1] < 0.25);
+        walk(&mut observer, (0.4, 8_000), 2);
+        let learnt = observer.behaviour();
+        assert!((learnt.moves[1] - 0.4).abs() < 0.03, "{learnt:?}");
+        assert!(learnt.tokens[0] > 0.99 && learnt.tokens[1] < 0.01, "{learnt:?}");
+        assert!((learnt.moves.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_shift_of_the_ways_is_seen_within_a_few_hundred() {
+        let mut observer = Observer::new(vec![0.9, 0.1], vec![1.0, 0.0], 8);
+        walk(&mut observer, (0.1, 20_000), 3);
+        walk(&mut observer, (0.4, 1_000), 4);
+        assert!((observer.behaviour().moves[1] - 0.4).abs() < 0.06, "{:?}", observer.behaviour());
+    }
+
+    #[test]
+    fn latency_follows_a_line_where_nothing_was_seen_and_a_shift() {
+        let line = |b: u32| 0.004 + 0.001 * f64::from(b);
+        let mut observer = Observer::new(vec![1.0], vec![1.0], 16);
+        for n in 0..500 {
+            let b = 1 + n % 6;
+            observer.step(b, line(b));
+        }
+        let seconds = observer.behaviour().seconds;
+        assert_eq!(seconds.len(), 16);
+        for b in 1..=16u32 {
+            assert!((seconds[b as usize - 1] / line(b) - 1.0).abs() < 0.01, "{b}: {seconds:?}");
+        }
+        for n in 0..100 {
+            observer.step(1 + n % 6, 3.0 * line(1 + n % 6));
+        }
+        assert!((observer.behaviour().seconds[3] / (3.0 * line(4)) - 1.0).abs() < 0.02);
+        for wrong in [f64::NAN, 0.0, -1.0, f64::INFINITY] {
+            observer.step(2, wrong);
+        }
+        observer.step(0, 1.0);
+        observer.step(99, 1.0);
+        assert!(observer.behaviour().seconds.iter().all(|s| s.is_finite() && *s > 0.0));
+    }
+
+    /// What is decayed at a touch equals what is decayed at every step.
+    #[test]
+    fn lazy_decay_equals_eager_decay() {
+        let (mut lazy, mut weight, mut sum) = (Decayed::default(), 0.0, 0.0);
+        for n in 1..2_000u32 {
+            weight *= (-1.0 / HALF_LIFE_STEPS).exp2();
+            sum *= (-1.0 / HALF_LIFE_STEPS).exp2();
+            if unit(7, n, Stream::Owner) < 0.3 {
+                lazy.add(f64::from(n), n, HALF_LIFE_STEPS);
+                weight += 1.0;
+                sum += f64::from(n);
+            }
+        }
+        let lazy = lazy.by(1_999, HALF_LIFE_STEPS);
+        assert!((lazy.weight / weight - 1.0).abs() < 1e-9 && (lazy.sum / sum - 1.0).abs() < 1e-9);
     }
 }

@@ -156,9 +156,9 @@ pub enum Release {
 
 /// What the gate says now.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Verdict<T> {
+pub enum Verdict<B> {
     /// Start with these.
-    Go(Vec<T>, Release),
+    Go(B, Release),
     /// Ask again at this moment, or when something comes.
     WaitUntil(Time),
     /// Nobody waits.
@@ -229,7 +229,18 @@ impl<T: Waiting> Gate<T> {
     }
 
     /// The model is idle: may a batch of at most `rows_max` start at `now`? Larger queues go at once and the rest stays.
-    pub fn poll(&mut self, now: Time, rows_max: usize) -> Verdict<T> {
+    pub fn poll(&mut self, now: Time, rows_max: usize) -> Verdict<Vec<T>> {
+        match self.outlook(now, rows_max) {
+            Verdict::Go((), reason) => {
+                Verdict::Go(self.waiting.drain(..self.waiting.len().min(rows_max.max(1))).collect(), reason)
+            }
+            Verdict::WaitUntil(moment) => Verdict::WaitUntil(moment),
+            Verdict::Idle => Verdict::Idle,
+        }
+    }
+
+    /// What [`Gate::poll`] would say; nobody starts.
+    pub fn outlook(&self, now: Time, rows_max: usize) -> Verdict<()> {
         let Some(oldest) = self.waiting.iter().map(Waiting::since).min() else { return Verdict::Idle };
         let deadline = oldest.after(self.max_wait);
         let waiting = self.waiting.len() as u64;
@@ -244,8 +255,12 @@ impl<T: Waiting> Gate<T> {
         } else {
             return Verdict::WaitUntil(deadline);
         };
-        let batch = self.waiting.drain(..self.waiting.len().min(rows_max.max(1))).collect();
-        Verdict::Go(batch, reason)
+        Verdict::Go((), reason)
+    }
+
+    /// Whether something that matches waits.
+    pub fn holds(&self, matches: impl FnMut(&T) -> bool) -> bool {
+        self.waiting.iter().any(matches)
     }
 }
 

@@ -213,7 +213,12 @@ impl Lease {
     }
 
     /// Ends the lease and leaves its full pages to the prefix tree; `tokens` are the request's tokens.
-    pub fn retire(self, tokens: &[TokenId]) {
+    pub fn retire(mut self, tokens: &[TokenId]) {
+        self.leave(tokens);
+    }
+
+    /// Leaves the full pages to the prefix tree and gives the rest back; the lease is empty, as if new.
+    pub fn leave(&mut self, tokens: &[TokenId]) {
         let mut guard = self.pool.state();
         let state = &mut *guard;
         let Some(slot) = state.slots.get_mut(&self.slot) else { return };
@@ -229,7 +234,7 @@ impl Lease {
                 state.give_back(page);
             }
         }
-        // Dropping the lease returns the rest.
+        state.vacate(self.slot);
     }
 
     fn with<T>(&self, read: impl FnOnce(&Slot) -> T) -> T

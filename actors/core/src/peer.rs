@@ -118,6 +118,15 @@ where
     Vec::deserialize(source).map(SmallVec::from_vec)
 }
 
+/// A request that may come to a peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ahead {
+    /// What is fixed about it.
+    pub spec: Arc<RequestSpec>,
+    /// The tokens of its prompt.
+    pub prompt: Vec<TokenId>,
+}
+
 /// What one subserver tells another.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum PeerFrame {
@@ -129,6 +138,8 @@ pub enum PeerFrame {
     Failed(RequestId, Failure),
     /// A request has ended; drop whatever is held for it.
     Release(RequestId),
+    /// A request has entered elsewhere and may come: its prompt can be prefilled when there is time.
+    Ahead(Arc<Ahead>),
     /// Live counts changed.
     Live(#[serde(deserialize_with = "cautious")] LiveNotes),
     /// The sender has lost all its requests.

@@ -6,7 +6,7 @@
 mod body;
 mod spec;
 
-use crate::executor::{Draw, Drawn, Needs, Row};
+use crate::executor::{Draw, Drawn, Needs, PAGE_TOKENS, Row};
 use crate::ids::{ModelIdx, RequestId, Time, TokenId};
 use crate::job::{Failure, Target};
 use crate::kv::{KvPool, KvShort};
@@ -19,6 +19,12 @@ use std::sync::Arc;
 
 /// Hops in a row without a committed token that are allowed; one more fails the request.
 pub const BARREN_HOPS_MAX: u8 = 1;
+
+/// Tokens of one step that prefills ahead: what comes meanwhile waits no longer than these take.
+pub const AHEAD_TOKENS_MAX: u32 = 64;
+
+/// What prefills ahead is younger than every request, so it takes pages from none and gives way to all.
+const YOUNGEST: RequestId = RequestId(u64::MAX);
 
 /// Waits for a batch of this model.
 #[derive(Debug)]
@@ -84,9 +90,30 @@ impl Queued {
         Ok(Queued { body, since: seat.now })
     }
 
+    /// The whole pages of a prompt, to be prefilled for the prefix cache before the request itself comes to this model;
+    /// `None` when the prompt fills no page. It is over as soon as nothing is left to consume.
+    pub fn ahead(spec: Arc<RequestSpec>, prompt: &[TokenId], seat: Seat<'_>) -> Option<Self> {
+        let whole = prompt.len() / PAGE_TOKENS * PAGE_TOKENS;
+        let mut body = Box::new(Body::new(spec, seat.me, seat.route, seat.pool));
+        body.lease = seat.pool.lease(YOUNGEST);
+        body.tokens = prompt[..whole].to_vec();
+        body.ahead = true;
+        (whole > 0).then_some(Queued { body, since: seat.now })
+    }
+
     /// Whose.
     pub fn id(&self) -> RequestId {
         self.body.spec.id
+    }
+
+    /// Whether it only fills the prefix cache.
+    pub fn is_ahead(&self) -> bool {
+        self.body.ahead
+    }
+
+    /// As whom it asks for memory: the older, the more it gets.
+    pub fn seniority(&self) -> RequestId {
+        if self.body.ahead { YOUNGEST } else { self.id() }
     }
 
     /// What is fixed about it.
@@ -106,7 +133,8 @@ impl Queued {
 
     /// Tokens to consume before the next one can be drawn: 1 = decode, more = extend or prefill.
     pub fn behind(&self) -> u32 {
-        self.body.tokens.len() as u32 - self.body.lease.kv_len()
+        let behind = self.body.tokens.len() as u32 - self.body.lease.kv_len();
+        if self.body.ahead { behind.min(AHEAD_TOKENS_MAX) } else { behind }
     }
 
     /// Whether it holds no KV here, so that starting it means admitting it to the pool.
@@ -119,11 +147,14 @@ impl Queued {
         &self.body.tokens
     }
 
-    /// Looks the tokens up in the prefix cache, once, when it is new here (or lost its pages); a request that comes
-    /// back from a peer is never looked up.
+    /// Looks the tokens up in the prefix cache, once, when it is new here; a request that comes back from a peer is not
+    /// looked up unless it was [parked](Pending::park).
     pub fn adopt_prefix(&mut self) {
         if std::mem::take(&mut self.body.fresh) {
-            self.body.cached = self.body.lease.adopt_prefix(&self.body.tokens);
+            let found = self.body.lease.adopt_prefix(&self.body.tokens);
+            if self.body.hops == 0 {
+                self.body.cached = found;
+            }
         }
     }
 
@@ -138,7 +169,7 @@ impl Queued {
             return Err((self, short));
         }
         let body = self.body;
-        let draws = end as usize == body.tokens.len();
+        let draws = end as usize == body.tokens.len() && !body.ahead;
         let needs = if body.spec.entropy { needs.union(Needs { entropy: true, ..Needs::default() }) } else { needs };
         let early = (body.tokens.len() as u32) < body.spec.len_min;
         let draw = draws.then(|| Draw {
@@ -180,6 +211,11 @@ impl Running {
     /// What is fixed about it.
     pub fn spec(&self) -> &Arc<RequestSpec> {
         &self.body.spec
+    }
+
+    /// Whether it only fills the prefix cache.
+    pub fn is_ahead(&self) -> bool {
+        self.body.ahead
     }
 
     /// Whether this step draws a token (it is not a prefill chunk before the last).
@@ -303,6 +339,13 @@ impl Pending {
     /// Away since.
     pub fn since(&self) -> Time {
         self.since
+    }
+
+    /// Keeps nothing on the device: full pages are left to the prefix cache, and a return is like a new request.
+    pub fn park(&mut self) {
+        let body = &mut self.body;
+        body.lease.leave(&body.tokens);
+        body.fresh = true;
     }
 
     /// Control comes back with the tokens that were made elsewhere: no prefix look-up, and pages only for what is new.

@@ -1,17 +1,35 @@
 //! Batcher: delayed batching. Owner: everything that waits for a step of this model. Invariant: it releases a batch
-//! only while it holds the credit (`Ready`), and never waits without a timer.
+//! only while it holds the credit (`Ready`) and, where models take turns, a turn; and never waits without a timer.
 
 use crate::board::{BatcherSnapshot, Role, Snapshot};
-use crate::messages::{Enqueue, LiveNow, Ready, Release, RunBatch, Stop, Thresholds};
+use crate::messages::{Enqueue, LiveNow, Offered, Ready, Release, RunBatch, Say, Stop, Thresholds};
 use crate::subserver::Place;
 use actix::prelude::*;
+use std::collections::VecDeque;
 use std::time::Duration;
 use tokenrouter_core::batching::{Gate, Policy, Verdict};
-use tokenrouter_core::ids::Time;
+use tokenrouter_core::execution::Word;
+use tokenrouter_core::ids::{RequestId, Time};
 use tokenrouter_core::request::Queued;
 
 /// When requests that found no memory are offered again, should nothing happen before.
 const STALL_RETRY: Duration = Duration::from_millis(5);
+
+/// Prompts that wait to be prefilled ahead, at most; those of later requests are not.
+const AHEAD_MAX: usize = 64;
+
+/// Whether a step may start, whatever waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// This model steps when it may.
+    Always,
+    /// Models take turns and this one has none, nor has it asked for one.
+    None,
+    /// It has asked.
+    Asked,
+    /// It has the turn of this number, until its step is over.
+    Mine(u64),
+}
 
 /// The actor.
 #[derive(Debug)]
@@ -19,7 +37,10 @@ pub struct Batcher {
     place: Place,
     gate: Gate<Queued>,
     stalled: Vec<Queued>,
+    /// Prompts to prefill for the prefix cache while nobody waits.
+    ahead: VecDeque<Queued>,
     credit: bool,
+    turn: Turn,
     timer: Option<(Time, SpawnHandle)>,
     said: BatcherSnapshot,
 }
@@ -28,7 +49,9 @@ impl Batcher {
     /// A Batcher with nobody waiting. The credit is there from the start: the executor is idle.
     pub fn new(place: Place, policy: Box<dyn Policy>) -> Self {
         let gate = Gate::new(place.me, policy, place.server.batching.max_wait);
-        Batcher { place, gate, stalled: Vec::new(), credit: true, timer: None, said: BatcherSnapshot::default() }
+        let turn = if place.server.conductor.is_some() { Turn::None } else { Turn::Always };
+        let (stalled, ahead, said) = (Vec::new(), VecDeque::new(), BatcherSnapshot::default());
+        Batcher { place, gate, stalled, ahead, credit: true, turn, timer: None, said }
     }
 
     /// Something changed: who found no memory may try again, and a batch may be due.
@@ -44,8 +67,15 @@ impl Batcher {
         if !self.credit {
             return;
         }
-        let now = self.place.clock.now();
-        match self.gate.poll(now, self.place.limits().rows_max as usize) {
+        let (now, rows_max) = (self.place.clock.now(), self.place.limits().rows_max as usize);
+        if matches!(self.turn, Turn::None | Turn::Asked) {
+            return match self.gate.outlook(now, rows_max) {
+                Verdict::Go(..) => self.ask(),
+                Verdict::WaitUntil(moment) => self.wake_at(moment, ctx),
+                Verdict::Idle => {}
+            };
+        }
+        match self.gate.poll(now, rows_max) {
             Verdict::Go(batch, reason) => {
                 self.credit = false;
                 self.said.release(reason, batch.len());
@@ -53,7 +83,50 @@ impl Batcher {
                 self.place.post(&self.place.children.decode, RunBatch(batch));
             }
             Verdict::WaitUntil(moment) => self.wake_at(moment, ctx),
-            Verdict::Idle => {}
+            Verdict::Idle => self.prefill_ahead(),
+        }
+    }
+
+    /// Nobody waits: a bounded piece of a prompt that may come.
+    fn prefill_ahead(&mut self) {
+        if self.stalled.is_empty()
+            && let Some(queued) = self.ahead.pop_front()
+        {
+            self.credit = false;
+            self.place.post(&self.place.children.decode, RunBatch(vec![queued]));
+        }
+    }
+
+    fn keep_ahead(&mut self, queued: Queued) {
+        let id = queued.id();
+        let has_come = self.gate.holds(|other| other.id() == id) || self.stalled.iter().any(|other| other.id() == id);
+        if queued.behind() == 0 || has_come || self.ahead.len() >= AHEAD_MAX {
+            // What is prefilled goes to the prefix cache.
+            queued.abort();
+        } else {
+            self.ahead.push_back(queued);
+        }
+    }
+
+    fn drop_ahead(&mut self, id: RequestId) {
+        if let Some(index) = self.ahead.iter().position(|queued| queued.id() == id)
+            && let Some(queued) = self.ahead.remove(index)
+        {
+            queued.abort();
+        }
+    }
+
+    fn ask(&mut self) {
+        if self.turn == Turn::None {
+            self.turn = Turn::Asked;
+            self.place.post(&self.place.children.inter_model, Say(Word::Wish));
+        }
+    }
+
+    fn give_back(&mut self) {
+        if let Turn::Mine(turn) = self.turn {
+            self.turn = Turn::None;
+            self.place.post(&self.place.children.inter_model, Say(Word::Back(turn)));
         }
     }
 
@@ -104,6 +177,11 @@ impl Handler<Enqueue> for Batcher {
 
     fn handle(&mut self, Enqueue(queued): Enqueue, ctx: &mut Self::Context) {
         for queued in queued {
+            if queued.is_ahead() {
+                self.keep_ahead(queued);
+                continue;
+            }
+            self.drop_ahead(queued.id());
             self.gate.push(queued);
         }
         self.pump(ctx);
@@ -115,12 +193,30 @@ impl Handler<Ready> for Batcher {
 
     fn handle(&mut self, Ready { deferred }: Ready, ctx: &mut Self::Context) {
         self.credit = true;
+        self.give_back();
+        let (ahead, deferred): (Vec<_>, Vec<_>) = deferred.into_iter().partition(Queued::is_ahead);
+        for queued in ahead {
+            queued.abort();
+        }
         if deferred.is_empty() {
             return self.pump(ctx);
         }
-        self.release(ctx);
         self.stalled.extend(deferred);
+        self.release(ctx);
         self.wake_at(self.place.clock.now().after(STALL_RETRY), ctx);
+        self.say();
+    }
+}
+
+impl Handler<Offered> for Batcher {
+    type Result = ();
+
+    fn handle(&mut self, Offered(offer): Offered, ctx: &mut Self::Context) {
+        self.turn = Turn::Mine(offer.turn);
+        self.release(ctx);
+        if self.credit {
+            self.give_back();
+        }
         self.say();
     }
 }
@@ -152,6 +248,7 @@ impl Handler<Release> for Batcher {
         for queued in gone {
             queued.abort();
         }
+        self.drop_ahead(id);
         self.pump(ctx);
     }
 }

@@ -2,7 +2,7 @@
 //! Invariant: every accepted job ends in exactly one `Finished` or `Failed`, and its memory is released everywhere.
 
 use crate::board::{ClientSnapshot, Role, Snapshot};
-use crate::messages::{Emit, Enqueue, Lost, OwnLive, Release, Stop, Submit, Ticket};
+use crate::messages::{Announce, Emit, Enqueue, Lost, OwnLive, Release, Stop, Submit, Ticket};
 use crate::stream::{Added, Start, Transcript};
 use crate::subserver::Place;
 use actix::prelude::*;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokenrouter_core::executor::PAGE_TOKENS;
 use tokenrouter_core::ids::{RequestId, TokenId};
 use tokenrouter_core::job::{Event, Failure, FinishReason, Job, Prompt, Refusal, Target, TokenReport};
+use tokenrouter_core::peer::Ahead;
 use tokenrouter_core::request::{Committed, Queued, RequestSpec, Seat};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
@@ -82,6 +83,10 @@ impl Client {
             route: self.place.server.route_for(&spec),
             now: self.place.clock.now(),
         };
+        if self.place.server.batching.prefill_ahead && spec.target == Target::Routed {
+            let ahead = Ahead { spec: Arc::clone(&spec), prompt: prompt.clone() };
+            self.place.post(&self.place.children.inter_model, Announce(Arc::new(ahead)));
+        }
         let queued = Queued::arrive(spec, prompt, seat);
         self.place.post(&self.place.children.batcher, Enqueue(vec![queued]));
         Ok(Ticket { prompt_tokens, events })

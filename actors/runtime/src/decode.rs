@@ -116,6 +116,7 @@ impl Decode {
             }
             match row {
                 RowOutput::Fed => outcome.stay.push(running.fed(now)),
+                RowOutput::Failed(_) if running.is_ahead() => drop(running),
                 RowOutput::Failed(reason) => {
                     drop(running);
                     outcome.lost.push((home, id, self.failure(reason)));
@@ -148,6 +149,9 @@ impl Decode {
             let home = running.spec().home;
             if self.ended.holds(running.id()) {
                 running.abort();
+                continue;
+            }
+            if running.is_ahead() {
                 continue;
             }
             match running.retry(ATTEMPTS_MAX, now) {

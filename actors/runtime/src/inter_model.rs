@@ -5,17 +5,22 @@
 
 use crate::board::{InterModelSnapshot, Role, Snapshot};
 use crate::link::Link;
-use crate::messages::{Depart, Emit, Enqueue, Forward, Frame, LinkEvent, LiveNow, OwnLive, Release, Stop};
+use crate::messages::{
+    Announce, Depart, Emit, Enqueue, Forward, Frame, LinkEvent, LiveNow, Offered, OwnLive, Release, Said, Say, Stop,
+};
 use crate::subserver::Place;
 use actix::prelude::*;
 use std::collections::HashMap;
+use std::sync::Arc;
+use tokenrouter_core::execution::Execution;
 use tokenrouter_core::ids::{ModelIdx, RequestId};
 use tokenrouter_core::job::Failure;
 use tokenrouter_core::live::{LiveTable, Stamp};
-use tokenrouter_core::peer::{Envelope, PeerError, PeerFrame, PeerReq};
+use tokenrouter_core::peer::{Ahead, Envelope, PeerError, PeerFrame, PeerReq};
 use tokenrouter_core::request::{Pending, Queued, Seat};
+use tokenrouter_core::routing::stay::Stay;
 use tokenrouter_core::tombstones::Tombstones;
-use tracing::debug;
+use tracing::{debug, error};
 
 /// A peer as it is reached and heard.
 #[derive(Debug)]
@@ -111,13 +116,16 @@ impl InterModel {
     }
 
     fn depart(&mut self, depart: Depart) {
-        let Depart { pending, mut request } = depart;
+        let Depart { mut pending, mut request } = depart;
         let id = pending.id();
         if self.ended.holds(id) {
             pending.release();
             return;
         }
         let (home, to) = (pending.home(), request.to);
+        if self.place.server.batching.execution == Execution::StdServing {
+            pending.park();
+        }
         self.pending.insert(id, pending);
         request.live = self.live.notes();
         if self.way(to).is_some_and(|way| way.heard) && self.send(to, PeerFrame::Request(request)) {
@@ -179,6 +187,19 @@ impl InterModel {
             self.visitors.insert(message.request, message.home);
         }
         Ok(queued)
+    }
+
+    /// A prompt may be prefilled here, unless its request is here already or has ended.
+    fn ahead(&self, ahead: &Ahead) {
+        let id = ahead.spec.id;
+        if self.ended.holds(id) || self.visitors.contains_key(&id) {
+            return;
+        }
+        let route = Box::new(Stay { models: self.ways.len() });
+        let seat = Seat { me: self.place.me, pool: &self.place.pool, route, now: self.place.clock.now() };
+        if let Some(queued) = Queued::ahead(Arc::clone(&ahead.spec), &ahead.prompt, seat) {
+            self.place.post(&self.place.children.batcher, Enqueue(vec![queued]));
+        }
     }
 
     /// A request cannot go on at a peer: it ends here too if it waits for one.
@@ -254,6 +275,7 @@ impl InterModel {
             PeerFrame::Emit(tokens) => self.place.post(&children.client, Emit(tokens)),
             PeerFrame::Failed(id, failure) => self.failed(id, failure),
             PeerFrame::Release(id) => self.release(Release(id)),
+            PeerFrame::Ahead(ahead) => self.ahead(&ahead),
             PeerFrame::Live(notes) => {
                 if self.live.absorb(from, &notes) {
                     self.place.post(&children.batcher, LiveNow(self.live.total()));
@@ -334,6 +356,35 @@ impl Handler<LinkEvent> for InterModel {
             }
         }
         self.say();
+    }
+}
+
+impl Handler<Announce> for InterModel {
+    type Result = ();
+
+    fn handle(&mut self, Announce(ahead): Announce, _: &mut Self::Context) {
+        self.broadcast(&PeerFrame::Ahead(ahead));
+    }
+}
+
+impl Handler<Say> for InterModel {
+    type Result = ();
+
+    fn handle(&mut self, Say(word): Say, _: &mut Self::Context) {
+        let said = Said { model: self.place.me, life: self.place.life, word };
+        let Some(conductor) = &self.place.server.conductor else { return };
+        if let Err(SendError::Full(_)) = conductor.try_send(said) {
+            error!(model = self.place.name(), "mailbox of the conductor full");
+            self.place.down(Role::InterModel);
+        }
+    }
+}
+
+impl Handler<Offered> for InterModel {
+    type Result = ();
+
+    fn handle(&mut self, offered: Offered, _: &mut Self::Context) {
+        self.place.post(&self.place.children.batcher, offered);
     }
 }
 

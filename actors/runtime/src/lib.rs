@@ -6,6 +6,7 @@ pub mod batcher;
 pub mod board;
 pub mod client;
 pub mod clock;
+pub mod conductor;
 pub mod decode;
 pub mod gpu_executor;
 pub mod inter_model;

@@ -4,10 +4,11 @@
 use actix::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
+use tokenrouter_core::execution::{Offer, Word};
 use tokenrouter_core::executor::{ExecutorError, Step, StepOutput};
 use tokenrouter_core::ids::{ModelIdx, RequestId};
 use tokenrouter_core::job::{Event, Failure, Job, Refusal};
-use tokenrouter_core::peer::{Envelope, PeerFrame, PeerReq};
+use tokenrouter_core::peer::{Ahead, Envelope, PeerFrame, PeerReq};
 use tokenrouter_core::request::{Committed, Pending, Queued};
 use tokenrouter_core::theory::table::Table;
 use tokio::sync::mpsc;
@@ -53,6 +54,33 @@ pub struct LiveNow(pub u32);
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
 pub struct Thresholds(pub Arc<Table>);
+
+/// Client -> InterModel: peers may prefill this prompt when they have time.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Announce(pub Arc<Ahead>);
+
+/// Batcher -> InterModel: what is to be said to the Conductor, after all that goes to peers before.
+#[derive(Clone, Copy, Debug, Message)]
+#[rtype(result = "()")]
+pub struct Say(pub Word);
+
+/// InterModel, Subserver -> Conductor: a model speaks of turns.
+#[derive(Clone, Copy, Debug, Message)]
+#[rtype(result = "()")]
+pub struct Said {
+    /// Which model.
+    pub model: ModelIdx,
+    /// Which life of its actors.
+    pub life: Epoch,
+    /// What.
+    pub word: Word,
+}
+
+/// Conductor -> Subserver -> InterModel -> Batcher: a turn.
+#[derive(Clone, Copy, Debug, Message)]
+#[rtype(result = "()")]
+pub struct Offered(pub Offer);
 
 /// Batcher -> Decode: start with these.
 #[derive(Debug, Message)]

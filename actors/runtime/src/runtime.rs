@@ -5,14 +5,15 @@ use crate::board::{
     BatcherSnapshot, Board, ClientSnapshot, DecodeSnapshot, InterModelSnapshot, Role, Snapshot, SubserverSnapshot,
 };
 use crate::clock::Clock;
+use crate::conductor::Conductor;
 use crate::link::Address;
 use crate::link::gate::{Gate, Plan};
 use crate::link::local::{self, Directory};
 use crate::link::net::Bound;
 use crate::link::process::{self, Numbers, Process, Site};
-use crate::messages::{Stop, Submit, Ticket};
+use crate::messages::{Said, Stop, Submit, Ticket};
 use crate::planner::InForce;
-use crate::subserver::{Shared, Subserver};
+use crate::subserver::{FIRST_LIFE, Shared, Subserver};
 use actix::prelude::*;
 use serde::Serialize;
 use std::fmt;
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokenrouter_core::batching::{Batching, Policy};
+use tokenrouter_core::execution::Turns;
 use tokenrouter_core::executor::ExecutorLimits;
 use tokenrouter_core::ids::{ModelIdx, RequestId, Time, TokenId};
 use tokenrouter_core::job::{Event, Job, Refusal, Target};
@@ -119,6 +121,8 @@ pub struct Server {
     pub processes: usize,
     /// The thresholds that were planned last.
     pub in_force: InForce,
+    /// Who gives turns to the models of this process, in the modes that have them.
+    pub conductor: Option<Recipient<Said>>,
 }
 
 impl fmt::Debug for Server {
@@ -240,6 +244,13 @@ pub fn start(spec: RuntimeSpec) -> Result<Runtime, StartError> {
         Some((bound, address)) => Some((bound?, address)),
     };
     let numbers = Numbers::new(&spec.process, &spec.models);
+    let (directory, board, clock) = (Directory::default(), Board::default(), Clock::start());
+    let mut arbiters = Vec::new();
+    let here: Vec<bool> = spec.models.iter().map(|model| model.site.peer().is_none()).collect();
+    let conductor = Turns::new(spec.batching.execution, &here, FIRST_LIFE).map(|turns| {
+        let directory = Arc::clone(&directory);
+        place(spec.placement, &mut arbiters, move || Conductor::new(turns, directory)).recipient()
+    });
     let server = Arc::new(Server {
         life: spec.process.life,
         processes: process::count(&spec.models),
@@ -251,9 +262,8 @@ pub fn start(spec: RuntimeSpec) -> Result<Runtime, StartError> {
         live_max: spec.live_max,
         live: AtomicU32::new(0),
         in_force: InForce::default(),
+        conductor,
     });
-    let (directory, board, clock) = (Directory::default(), Board::default(), Clock::start());
-    let mut arbiters = Vec::new();
     let mut start = |index: usize, model: &ModelSpec| {
         let Site::Here(seat) = &model.site else { return (None, None) };
         let pool = KvPool::new(model.limits.pages);
@@ -306,6 +316,9 @@ fn check(spec: &RuntimeSpec) -> Result<(), StartError> {
     }
     if spec.live_max == 0 {
         return setting("live_max must be at least 1".into());
+    }
+    if spec.batching.prefill_ahead && spec.batching.execution.takes_turns() {
+        return setting("batching.prefill_ahead needs models that step when they may; set execution to async".into());
     }
     for model in &spec.models {
         let limits = &model.limits;

@@ -12,11 +12,13 @@ use crate::link::identity::Identity;
 use crate::link::local::{Directory, Local};
 use crate::link::socket::{Ends, Socket};
 use crate::messages::{
-    ChildDown, Epoch, ExecutorLost, ExecutorReplaced, Forward, Frame, LinkEvent, Lost, Stop, Submit, Ticket,
+    ChildDown, Epoch, ExecutorLost, ExecutorReplaced, Forward, Frame, LinkEvent, Lost, Offered, Said, Stop, Submit,
+    Ticket,
 };
 use crate::runtime::{ModelSpec, Server};
 use actix::prelude::*;
 use std::sync::Arc;
+use tokenrouter_core::execution::Word;
 use tokenrouter_core::executor::ExecutorLimits;
 use tokenrouter_core::ids::{ModelIdx, RequestId};
 use tokenrouter_core::job::{Failure, Refusal};
@@ -31,7 +33,7 @@ const MAILBOX_SLACK: usize = 256;
 const MESSAGES_PER_REQUEST: usize = 8;
 
 /// The first life of a subserver's children.
-const FIRST_LIFE: Epoch = 1;
+pub const FIRST_LIFE: Epoch = 1;
 
 /// The siblings of a child.
 #[derive(Clone, Debug)]
@@ -248,6 +250,11 @@ impl Subserver {
         self.epoch += 1;
         self.stop_children(Stop::Rebuild);
         self.pool.revoke_all();
+        if let Some(conductor) = &self.server.conductor
+            && let Err(error) = conductor.try_send(Said { model: self.me, life: self.life, word: Word::Reborn })
+        {
+            error!(model = self.server.name(self.me), %error, "a turn may be lost");
+        }
         self.said.children_restarts += 1;
         self.said.last_error = Some(format!("{role:?} went down"));
         self.spawn_children(ctx);
@@ -319,6 +326,17 @@ impl Handler<Frame> for Subserver {
 
     fn handle(&mut self, message: Frame, ctx: &mut Self::Context) {
         self.pass(message, ctx);
+    }
+}
+
+impl Handler<Offered> for Subserver {
+    type Result = ();
+
+    /// An offer to children that were replaced is over: the Conductor has been told.
+    fn handle(&mut self, offered: Offered, ctx: &mut Self::Context) {
+        if offered.0.life == self.life {
+            self.pass(offered, ctx);
+        }
     }
 }
 

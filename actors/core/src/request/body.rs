@@ -22,6 +22,8 @@ pub(super) struct Body {
     pub(super) lease: Lease,
     pub(super) cached: u32,
     pub(super) fresh: bool,
+    /// Only fills the prefix cache; nothing is ever drawn.
+    pub(super) ahead: bool,
     pub(super) route: Box<dyn Route>,
     pub(super) counts: Option<Arc<TokenCounts>>,
     pub(super) banned: Arc<[TokenId]>,
@@ -40,6 +42,7 @@ impl Body {
             lease: pool.lease(spec.id),
             cached: 0,
             fresh: true,
+            ahead: false,
             route,
             counts: None,
             banned,

@@ -3,8 +3,8 @@
 
 use super::wire::Parcel;
 use crate::runtime::Server;
-use tokenrouter_core::ids::ModelIdx;
-use tokenrouter_core::peer::{PeerFrame, PeerReq};
+use tokenrouter_core::ids::{ModelIdx, RequestId};
+use tokenrouter_core::peer::{Ahead, PeerFrame, PeerReq};
 use tokenrouter_core::request::RequestSpec;
 
 /// What a connection was opened for and what the server is.
@@ -47,6 +47,7 @@ impl Bounds {
                 let stranger = tokens.iter().find(|token| !self.is_model(token.model))?;
                 Some(format!("its token is of model {}", stranger.model))
             }
+            PeerFrame::Ahead(ahead) => self.ahead_fault(ahead),
             PeerFrame::Failed(..) | PeerFrame::Release(_) | PeerFrame::Live(_) | PeerFrame::Restarted => None,
         }
     }
@@ -65,12 +66,23 @@ impl Bounds {
         if let Some(token) = message.tokens.iter().find(|&&token| token >= self.vocab_size) {
             return Some(format!("its token {token} is not below {}", self.vocab_size));
         }
-        message.spec.as_deref().and_then(|spec| self.spec_fault(spec, message))
+        message.spec.as_deref().and_then(|spec| self.spec_fault(spec, (message.request, message.home)))
     }
 
-    fn spec_fault(&self, spec: &RequestSpec, message: &PeerReq) -> Option<String> {
-        if spec.id != message.request || spec.home != message.home || usize::from(spec.models) != self.models {
-            return Some(format!("its request {} is described as {} of {}", message.request, spec.id, spec.home));
+    fn ahead_fault(&self, ahead: &Ahead) -> Option<String> {
+        let spec = &*ahead.spec;
+        if ahead.prompt.len() as u64 != u64::from(spec.prompt_len) {
+            return Some(format!("its prompt has {} tokens and says {}", ahead.prompt.len(), spec.prompt_len));
+        }
+        if let Some(token) = ahead.prompt.iter().find(|&&token| token >= self.vocab_size) {
+            return Some(format!("its token {token} is not below {}", self.vocab_size));
+        }
+        self.spec_fault(spec, (spec.id, self.from))
+    }
+
+    fn spec_fault(&self, spec: &RequestSpec, (request, home): (RequestId, ModelIdx)) -> Option<String> {
+        if spec.id != request || spec.home != home || usize::from(spec.models) != self.models {
+            return Some(format!("its request {request} is described as {} of {}", spec.id, spec.home));
         }
         (spec.len_max > self.context_len || spec.prompt_len > spec.len_max)
             .then(|| format!("its request wants {} tokens; the context holds {}", spec.len_max, self.context_len))
@@ -85,7 +97,6 @@ impl Bounds {
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use tokenrouter_core::ids::RequestId;
     use tokenrouter_core::job::Target;
     use tokenrouter_core::live::{LiveNotes, Stamp};
     use tokenrouter_core::peer::Envelope;
@@ -142,6 +153,12 @@ mod tests {
         request(|message| message.spec = Some(Arc::new(spec)))
     }
 
+    fn ahead(change: impl FnOnce(&mut RequestSpec), prompt: &[u32]) -> Parcel {
+        let mut spec = spec();
+        change(&mut spec);
+        parcel(PeerFrame::Ahead(Arc::new(Ahead { spec: Arc::new(spec), prompt: prompt.to_vec() })))
+    }
+
     fn emit(model: u8) -> Parcel {
         parcel(PeerFrame::Emit(vec![Committed {
             request: RequestId(5),
@@ -163,6 +180,7 @@ mod tests {
             request(|message| message.spec = None),
             request(|message| message.base = 61),
             emit(1),
+            ahead(|_| {}, &[7, 8, 99]),
             parcel(PeerFrame::Restarted),
         ];
         for parcel in right {
@@ -183,6 +201,10 @@ mod tests {
             (described(|spec| spec.len_max = 65), "wants 65 tokens"),
             (described(|spec| spec.prompt_len = 65), "wants 64 tokens"),
             (emit(2), "token is of model m2"),
+            (ahead(|_| {}, &[7, 8]), "has 2 tokens and says 3"),
+            (ahead(|_| {}, &[7, 8, 100]), "token 100 is not below 100"),
+            (ahead(|spec| spec.home = ModelIdx(1), &[7, 8, 9]), "described as r5 of m1"),
+            (ahead(|spec| spec.len_max = 65, &[7, 8, 9]), "wants 65 tokens"),
         ];
         for (parcel, part) in wrong {
             let fault = BOUNDS.fault(&parcel).unwrap_or_else(|| panic!("taken: {parcel:?}"));

@@ -9,7 +9,7 @@ use tokenrouter_core::executor::TokenLogprobs;
 use tokenrouter_core::ids::RequestId;
 use tokenrouter_core::job::{Failure, FinishReason, Target};
 use tokenrouter_core::live::{LiveNote, LiveNotes, Stamp};
-use tokenrouter_core::peer::{PeerFrame, PeerReq};
+use tokenrouter_core::peer::{Ahead, PeerFrame, PeerReq};
 use tokenrouter_core::request::{Committed, RequestSpec};
 use tokenrouter_core::sampling::SamplingParams;
 
@@ -116,6 +116,8 @@ fn frame() -> impl Strategy<Value = PeerFrame> {
         (id(), failure()).prop_map(|(id, failure)| PeerFrame::Failed(id, failure)),
         id().prop_map(PeerFrame::Release),
         notes().prop_map(PeerFrame::Live),
+        (spec(), vec(any::<u32>(), 0..40))
+            .prop_map(|(spec, prompt)| PeerFrame::Ahead(Arc::new(Ahead { spec: Arc::new(spec), prompt }))),
         Just(PeerFrame::Restarted),
     ]
 }

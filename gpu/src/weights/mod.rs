@@ -16,6 +16,7 @@ mod model_config;
 mod names;
 mod rope;
 mod safetensors;
+pub mod synth;
 mod tensor;
 mod tokens;
 pub mod torch;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokenrouter_core::batching::Release;
 use tokenrouter_core::ids::{ModelIdx, Time};
+use tokenrouter_core::theory::observe::Behaviour;
 
 /// An actor's part in its subserver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -24,6 +25,8 @@ pub enum Role {
     InterModel,
     /// Owns the device.
     Executor,
+    /// Plans thresholds; one for all models, under the first.
+    Planner,
 }
 
 /// A snapshot of one actor.
@@ -40,6 +43,8 @@ pub enum Snapshot {
     Decode(DecodeSnapshot),
     /// Of an InterModel.
     InterModel(InterModelSnapshot),
+    /// Of the Planner.
+    Planner(PlannerSnapshot),
 }
 
 /// Supervision.
@@ -113,7 +118,7 @@ impl BatcherSnapshot {
 }
 
 /// Steps and tokens.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DecodeSnapshot {
     /// Requests in the step in flight.
     pub running: u32,
@@ -133,6 +138,8 @@ pub struct DecodeSnapshot {
     pub dropped: u64,
     /// When the last step ended.
     pub last_step: Time,
+    /// Latencies and ways as learnt, renewed now and then.
+    pub behaviour: Arc<Behaviour>,
 }
 
 /// Hops.
@@ -152,6 +159,23 @@ pub struct InterModelSnapshot {
     pub connected: Vec<bool>,
     /// Frames dropped because they were late, repeated or unknown.
     pub dropped_frames: u64,
+}
+
+/// Thresholds that follow what the models do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PlannerSnapshot {
+    /// Looks at the estimates so far.
+    pub looks: u64,
+    /// Tables planned.
+    pub planned: u64,
+    /// Tables adopted.
+    pub adopted: u64,
+    /// Plans that failed.
+    pub failed: u64,
+    /// By which part the throughput of the table compared last exceeds that of the one in force then.
+    pub gain: f64,
+    /// Why the last plan failed.
+    pub last_error: Option<String>,
 }
 
 /// All snapshots of a server.

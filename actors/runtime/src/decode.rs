@@ -1,5 +1,6 @@
-//! Decode: the steps of one model. Owner: the requests of the step in flight. Invariant: at most one step is with the
-//! executor; every request of a batch leaves as exactly one of stay, hop, finish, failure or deferral.
+//! Decode: the steps of one model. Owner: the requests of the step in flight, and what is learnt from steps. Invariant:
+//! at most one step is with the executor; every request of a batch leaves as exactly one of stay, hop, finish, failure
+//! or deferral.
 
 use crate::board::{DecodeSnapshot, Role, Snapshot};
 use crate::messages::{
@@ -9,17 +10,23 @@ use crate::messages::{
 use crate::subserver::Place;
 use actix::prelude::*;
 use std::collections::BTreeMap;
-use tokenrouter_core::executor::{ExecutorError, RowOutput, Step, StepOutput};
-use tokenrouter_core::ids::{ModelIdx, RequestId};
-use tokenrouter_core::job::Failure;
+use std::sync::Arc;
+use std::time::Duration;
+use tokenrouter_core::executor::{ExecutorError, Row, RowOutput, Step, StepOutput};
+use tokenrouter_core::ids::{ModelIdx, RequestId, Time};
+use tokenrouter_core::job::{Failure, Target};
 use tokenrouter_core::peer::PeerFrame;
 use tokenrouter_core::plan::plan;
 use tokenrouter_core::request::{Committed, Queued, Running, Settled};
+use tokenrouter_core::theory::observe::Observer;
 use tokenrouter_core::tombstones::Tombstones;
 use tracing::{error, warn};
 
 /// Failed steps in a row after which a request is failed rather than tried again.
 const ATTEMPTS_MAX: u8 = 2;
+
+/// How often the board is told what was learnt.
+const LEARNT_EVERY: Duration = Duration::from_millis(100);
 
 /// The actor.
 #[derive(Debug)]
@@ -29,6 +36,10 @@ pub struct Decode {
     epoch: Epoch,
     running: Vec<Running>,
     ended: Tombstones,
+    observer: Observer,
+    /// When the step in flight began, if no prompt is in it: prefill says nothing of the latency of decoding.
+    timed: Option<Time>,
+    learnt_at: Time,
     said: DecodeSnapshot,
 }
 
@@ -45,8 +56,20 @@ struct Outcome {
 impl Decode {
     /// A Decode with nothing running.
     pub fn new(place: Place, executor: Recipient<RunStep>, epoch: Epoch) -> Self {
-        let said = DecodeSnapshot::default();
-        Decode { place, executor, epoch, running: Vec::new(), ended: Tombstones::default(), said }
+        let prior = place.server.algorithm.prior();
+        let row = |matrix: Vec<Vec<f64>>| matrix.into_iter().nth(place.me.index()).unwrap_or_default();
+        let observer = Observer::new(row(prior.p), row(prior.c), place.limits().rows_max);
+        Decode {
+            executor,
+            epoch,
+            running: Vec::new(),
+            ended: Tombstones::default(),
+            observer,
+            timed: None,
+            learnt_at: Time::default(),
+            said: DecodeSnapshot::default(),
+            place,
+        }
     }
 
     fn begin(&mut self, batch: Vec<Queued>, ctx: &mut Context<Self>) {
@@ -63,6 +86,11 @@ impl Decode {
             self.place.post(&self.place.children.batcher, Enqueue(plan.deferred));
         }
         self.count(&plan.step);
+        let prefills = |(row, running): (&Row, &Running)| row.start < running.spec().prompt_len;
+        self.timed = match plan.step.rows.iter().zip(&plan.running).any(prefills) {
+            true => None,
+            false => Some(self.place.clock.now()),
+        };
         self.running = plan.running;
         let run = RunStep { epoch: self.epoch, step: plan.step, reply: ctx.address().recipient() };
         if let Err(error) = self.executor.try_send(run) {
@@ -80,7 +108,20 @@ impl Decode {
         }
     }
 
+    /// A step is over: its latency counts, and the board is told now and then.
+    fn learn(&mut self, is_whole: bool) {
+        let now = self.place.clock.now();
+        if let Some(begin) = self.timed.take().filter(|_| is_whole) {
+            self.observer.step(self.running.len() as u32, now.since(begin).as_secs_f64());
+        }
+        if now.since(self.learnt_at) >= LEARNT_EVERY {
+            self.learnt_at = now;
+            self.said.behaviour = Arc::new(self.observer.behaviour());
+        }
+    }
+
     fn finish(&mut self, result: Result<StepOutput, ExecutorError>) {
+        self.learn(result.is_ok());
         let running = std::mem::take(&mut self.running);
         let result = result.and_then(|output| match output.rows.len() == running.len() {
             true => Ok(output),
@@ -122,7 +163,11 @@ impl Decode {
                     outcome.lost.push((home, id, self.failure(reason)));
                 }
                 RowOutput::Drawn(drawn) => {
+                    let is_routed = running.spec().target == Target::Routed;
                     let (token, next) = running.settle(drawn, now);
+                    if is_routed && let Some(to) = way(self.place.me, &next) {
+                        self.observer.went(to.index(), token.is_some().into());
+                    }
                     match &token {
                         Some(_) => self.said.committed += 1,
                         None => self.said.dropped += 1,
@@ -199,6 +244,15 @@ impl Decode {
     }
 }
 
+/// The model that goes on, itself included; none when the request has ended.
+fn way(me: ModelIdx, next: &Settled) -> Option<ModelIdx> {
+    match next {
+        Settled::Stay(_) => Some(me),
+        Settled::Leave(_, request) => Some(request.to),
+        Settled::Done(_) | Settled::Failed(..) => None,
+    }
+}
+
 impl Actor for Decode {
     type Context = Context<Self>;
 
@@ -253,6 +307,7 @@ impl Handler<ExecutorReplaced> for Decode {
         self.epoch = message.epoch;
         // A step that was never answered belongs to the old life; its requests go on from their tokens.
         let stranded = std::mem::take(&mut self.running);
+        self.timed = None;
         let outcome = self.retry(stranded, &ExecutorError::Lost("no answer".into()));
         self.send_on(outcome);
         self.place.post(&self.place.children.batcher, Ready { deferred: Vec::new() });

@@ -2,7 +2,8 @@
 //! the subservers live on. Invariant: after `start`, addresses of subservers never change.
 
 use crate::board::{
-    BatcherSnapshot, Board, ClientSnapshot, DecodeSnapshot, InterModelSnapshot, Role, Snapshot, SubserverSnapshot,
+    BatcherSnapshot, Board, ClientSnapshot, DecodeSnapshot, InterModelSnapshot, PlannerSnapshot, Role, Snapshot,
+    SubserverSnapshot,
 };
 use crate::clock::Clock;
 use crate::conductor::Conductor;
@@ -12,7 +13,7 @@ use crate::link::local::{self, Directory};
 use crate::link::net::Bound;
 use crate::link::process::{self, Numbers, Process, Site};
 use crate::messages::{Said, Stop, Submit, Ticket};
-use crate::planner::InForce;
+use crate::planner::{InForce, Planner, Planning};
 use crate::subserver::{FIRST_LIFE, Shared, Subserver};
 use actix::prelude::*;
 use serde::Serialize;
@@ -20,7 +21,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokenrouter_core::batching::{Batching, Policy};
+use tokenrouter_core::batching::{Batching, Policy, PolicySpec};
 use tokenrouter_core::execution::Turns;
 use tokenrouter_core::executor::ExecutorLimits;
 use tokenrouter_core::ids::{ModelIdx, RequestId, Time, TokenId};
@@ -31,6 +32,8 @@ use tokenrouter_core::request::RequestSpec;
 use tokenrouter_core::routing::stay::Stay;
 use tokenrouter_core::routing::{Algorithm, Route};
 use tokenrouter_core::text::TextCodec;
+use tokenrouter_core::theory::adapt::tabled;
+use tokenrouter_core::theory::table::Table;
 use tokio::sync::mpsc;
 
 /// How often a drain looks whether it is done.
@@ -179,6 +182,7 @@ struct Inner {
     clock: Clock,
     numbers: Numbers,
     gate: Option<Addr<Gate>>,
+    planner: Option<Addr<Planner>>,
     open: AtomicBool,
     arbiters: Mutex<Vec<Arbiter>>,
 }
@@ -234,6 +238,14 @@ pub struct ModelSnapshot {
 /// # Errors
 /// [`StartError`] naming the setting.
 pub fn start(spec: RuntimeSpec) -> Result<Runtime, StartError> {
+    start_with(spec, Planning::default())
+}
+
+/// As [`start`], with another way to plan thresholds; it matters to adaptive batching only.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, StartError> {
     check(&spec)?;
     let mut eos: Vec<TokenId> = spec.models.iter().flat_map(|model| model.eos.iter().copied()).collect();
     eos.sort_unstable();
@@ -264,6 +276,10 @@ pub fn start(spec: RuntimeSpec) -> Result<Runtime, StartError> {
         in_force: InForce::default(),
         conductor,
     });
+    let planner = planner(&server, &board)?.map(|(server, board)| {
+        let how = (spec.placement, planning);
+        place(spec.placement, &mut arbiters, move || Planner::new(server, board, how))
+    });
     let mut start = |index: usize, model: &ModelSpec| {
         let Site::Here(seat) = &model.site else { return (None, None) };
         let pool = KvPool::new(model.limits.pages);
@@ -286,7 +302,25 @@ pub fn start(spec: RuntimeSpec) -> Result<Runtime, StartError> {
         place(spec.placement, &mut arbiters, move || Gate::new(plan))
     });
     let (open, arbiters) = (AtomicBool::new(true), Mutex::new(arbiters));
-    Ok(Runtime(Arc::new(Inner { server, directory, pools, board, clock, numbers, gate, open, arbiters })))
+    Ok(Runtime(Arc::new(Inner { server, directory, pools, board, clock, numbers, gate, planner, open, arbiters })))
+}
+
+/// What a Planner needs, when thresholds follow the models; the table it starts from is in force then.
+fn planner(server: &Arc<Server>, board: &Board) -> Result<Option<(Arc<Server>, Board)>, StartError> {
+    if !server.batching.adaptive {
+        return Ok(None);
+    }
+    if let Some(elsewhere) = server.models.iter().find(|model| model.site.peer().is_some()) {
+        let model = &elsewhere.name;
+        tracing::warn!(model, "adaptive batching needs all models in one process; thresholds stay as planned");
+        return Ok(None);
+    }
+    let table = match &server.batching.policy {
+        PolicySpec::Planned(table) => table.clone(),
+        _ => tabled(&*server.policy(), server.live_max).map_err(StartError::Setting)?,
+    };
+    server.in_force.adopt(Arc::new(table));
+    Ok(Some((Arc::clone(server), board.clone())))
 }
 
 fn bind(address: &Address) -> Result<Bound, StartError> {
@@ -393,10 +427,29 @@ impl Runtime {
                 Some(Snapshot::Batcher(said)) => out.batcher = said,
                 Some(Snapshot::Decode(said)) => out.decode = said,
                 Some(Snapshot::InterModel(said)) => out.inter_model = said,
-                None => {}
+                Some(Snapshot::Planner(_)) | None => {}
             }
         }
         out
+    }
+
+    /// How the planning of thresholds goes; none when they do not follow the models.
+    pub fn planner(&self) -> Option<PlannerSnapshot> {
+        match self.0.board.read(ModelIdx(0), Role::Planner) {
+            Some(Snapshot::Planner(said)) => Some(said),
+            _ => None,
+        }
+    }
+
+    /// All models of this process go by these thresholds from now on; adaptive batching may replace them again.
+    ///
+    /// # Errors
+    /// One line when the table is for another number of models.
+    pub fn adopt(&self, table: Table) -> Result<(), StartError> {
+        let server = &self.0.server;
+        PolicySpec::Planned(table.clone()).build(server.models.len()).map_err(StartError::Setting)?;
+        server.in_force.adopt(Arc::new(table));
+        Ok(())
     }
 
     /// Whether requests have anything here, those that entered in other processes included.
@@ -412,6 +465,9 @@ impl Runtime {
         let deadline = tokio::time::Instant::now() + limit;
         while self.is_busy() && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(DRAIN_POLL).await;
+        }
+        if let Some(planner) = &inner.planner {
+            planner.send(Stop::Shutdown).await.ok();
         }
         for subserver in inner.directory.get().into_iter().flatten().flatten() {
             // Closed means stopped already.

@@ -11,8 +11,9 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokenrouter_core::batching::PolicySpec;
 use tokenrouter_core::ids::ModelIdx;
-use tokenrouter_core::theory::adapt::{Adaptation, Outcome, Work};
+use tokenrouter_core::theory::adapt::{Adaptation, Outcome, Work, tabled};
 use tokenrouter_core::theory::observe::Behaviour;
 use tokenrouter_core::theory::table::Table;
 use tokio::sync::oneshot;
@@ -98,19 +99,40 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// A Planner that starts from the table in force.
-    pub fn new(server: Arc<Server>, board: Board, (placement, planning): (Placement, Planning)) -> Self {
+    /// The Planner of a server whose thresholds follow the models; none for another. The table it starts from is in
+    /// force from now on.
+    ///
+    /// # Errors
+    /// One line when the launch settings make no table.
+    pub fn new(
+        server: &Arc<Server>,
+        board: &Board,
+        (placement, planning): (Placement, Planning),
+    ) -> Result<Option<Self>, String> {
+        if !server.batching.adaptive {
+            return Ok(None);
+        }
+        if let Some(elsewhere) = server.models.iter().find(|model| model.site.peer().is_some()) {
+            let model = &elsewhere.name;
+            warn!(model, "adaptive batching needs all models in one process; thresholds stay as they are");
+            return Ok(None);
+        }
         let live_max = u32::try_from(server.live_anywhere_max()).unwrap_or(u32::MAX);
-        Planner {
-            server,
-            board,
+        let table = match &server.batching.policy {
+            PolicySpec::Planned(table) => table.clone(),
+            _ => tabled(&*server.policy(), live_max)?,
+        };
+        server.in_force.adopt(Arc::new(table));
+        Ok(Some(Planner {
+            server: Arc::clone(server),
+            board: board.clone(),
             placement,
             planning,
             adaptation: Adaptation::new(live_max),
             is_planning: false,
             rest: (0, 1),
             said: PlannerSnapshot::default(),
-        }
+        }))
     }
 
     fn look(&mut self, ctx: &mut Context<Self>) {

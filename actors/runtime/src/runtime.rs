@@ -1,10 +1,9 @@
 //! The runtime as a whole: what it is made of, how it starts, and the handle everybody else holds. Owner: the arbiters
 //! the subservers live on. Invariant: after `start`, addresses of subservers never change.
 
-use crate::board::{
-    BatcherSnapshot, Board, ClientSnapshot, DecodeSnapshot, InterModelSnapshot, PlannerSnapshot, Role, Snapshot,
-    SubserverSnapshot,
-};
+mod snapshot;
+
+use crate::board::Board;
 use crate::clock::Clock;
 use crate::conductor::Conductor;
 use crate::link::Address;
@@ -16,7 +15,7 @@ use crate::messages::{Said, Stop, Submit, Ticket};
 use crate::planner::{InForce, Planner, Planning};
 use crate::subserver::{FIRST_LIFE, Shared, Subserver};
 use actix::prelude::*;
-use serde::Serialize;
+pub use snapshot::{ModelSnapshot, RuntimeSnapshot};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,15 +23,14 @@ use std::time::Duration;
 use tokenrouter_core::batching::{Batching, Policy, PolicySpec};
 use tokenrouter_core::execution::Turns;
 use tokenrouter_core::executor::ExecutorLimits;
-use tokenrouter_core::ids::{ModelIdx, RequestId, Time, TokenId};
+use tokenrouter_core::ids::{ModelIdx, RequestId, TokenId};
 use tokenrouter_core::job::{Event, Job, Refusal, Target};
-use tokenrouter_core::kv::{KvPool, KvStats};
+use tokenrouter_core::kv::KvPool;
 use tokenrouter_core::plan::STEP_TOKENS_MIN;
 use tokenrouter_core::request::RequestSpec;
 use tokenrouter_core::routing::stay::Stay;
 use tokenrouter_core::routing::{Algorithm, Route};
 use tokenrouter_core::text::TextCodec;
-use tokenrouter_core::theory::adapt::tabled;
 use tokenrouter_core::theory::table::Table;
 use tokio::sync::mpsc;
 
@@ -199,40 +197,6 @@ pub struct Reply {
     pub events: mpsc::Receiver<Event>,
 }
 
-/// How a server is now.
-#[derive(Clone, Debug, Serialize)]
-pub struct RuntimeSnapshot {
-    /// Time since the start.
-    pub now: Time,
-    /// Live requests.
-    pub live: u32,
-    /// Accepts new requests.
-    pub open: bool,
-    /// Per model.
-    pub models: Vec<ModelSnapshot>,
-}
-
-/// How one subserver is now.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct ModelSnapshot {
-    /// Name of the model.
-    pub name: String,
-    /// Where it is, when it is in another process; everything below is empty then.
-    pub elsewhere: Option<String>,
-    /// KV memory.
-    pub kv: KvStats,
-    /// Supervision.
-    pub subserver: SubserverSnapshot,
-    /// Streams.
-    pub client: ClientSnapshot,
-    /// Waiting.
-    pub batcher: BatcherSnapshot,
-    /// Running.
-    pub decode: DecodeSnapshot,
-    /// Away.
-    pub inter_model: InterModelSnapshot,
-}
-
 /// Starts all subservers. Must be called within an actix system.
 ///
 /// # Errors
@@ -276,10 +240,8 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         in_force: InForce::default(),
         conductor,
     });
-    let planner = planner(&server, &board)?.map(|(server, board)| {
-        let how = (spec.placement, planning);
-        place(spec.placement, &mut arbiters, move || Planner::new(server, board, how))
-    });
+    let planner = Planner::new(&server, &board, (spec.placement, planning)).map_err(StartError::Setting)?;
+    let planner = planner.map(|planner| place(spec.placement, &mut arbiters, move || planner));
     let mut start = |index: usize, model: &ModelSpec| {
         let Site::Here(seat) = &model.site else { return (None, None) };
         let pool = KvPool::new(model.limits.pages);
@@ -303,24 +265,6 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
     });
     let (open, arbiters) = (AtomicBool::new(true), Mutex::new(arbiters));
     Ok(Runtime(Arc::new(Inner { server, directory, pools, board, clock, numbers, gate, planner, open, arbiters })))
-}
-
-/// What a Planner needs, when thresholds follow the models; the table it starts from is in force then.
-fn planner(server: &Arc<Server>, board: &Board) -> Result<Option<(Arc<Server>, Board)>, StartError> {
-    if !server.batching.adaptive {
-        return Ok(None);
-    }
-    if let Some(elsewhere) = server.models.iter().find(|model| model.site.peer().is_some()) {
-        let model = &elsewhere.name;
-        tracing::warn!(model, "adaptive batching needs all models in one process; thresholds stay as planned");
-        return Ok(None);
-    }
-    let table = match &server.batching.policy {
-        PolicySpec::Planned(table) => table.clone(),
-        _ => tabled(&*server.policy(), server.live_max).map_err(StartError::Setting)?,
-    };
-    server.in_force.adopt(Arc::new(table));
-    Ok(Some((Arc::clone(server), board.clone())))
 }
 
 fn bind(address: &Address) -> Result<Bound, StartError> {
@@ -400,45 +344,6 @@ impl Runtime {
         let Ticket { prompt_tokens, events } =
             subserver.send(Submit { id, job }).await.unwrap_or_else(|_| Err(unavailable()))?;
         Ok(Reply { id, prompt_tokens, events })
-    }
-
-    /// How the server is now.
-    pub fn snapshot(&self) -> RuntimeSnapshot {
-        let inner = &self.0;
-        RuntimeSnapshot {
-            now: inner.clock.now(),
-            live: inner.server.live.load(Ordering::Relaxed),
-            open: inner.open.load(Ordering::Acquire),
-            models: (0..inner.pools.len()).map(|index| self.model_snapshot(index)).collect(),
-        }
-    }
-
-    fn model_snapshot(&self, index: usize) -> ModelSnapshot {
-        let inner = &self.0;
-        let me = ModelIdx(index as u8);
-        let name = inner.server.name(me).to_owned();
-        let kv = inner.pools[index].as_ref().map(KvPool::stats).unwrap_or_default();
-        let elsewhere = inner.server.models[index].site.peer().map(Address::to_string);
-        let mut out = ModelSnapshot { name, elsewhere, kv, ..ModelSnapshot::default() };
-        for role in [Role::Subserver, Role::Client, Role::Batcher, Role::Decode, Role::InterModel] {
-            match inner.board.read(me, role) {
-                Some(Snapshot::Subserver(said)) => out.subserver = said,
-                Some(Snapshot::Client(said)) => out.client = said,
-                Some(Snapshot::Batcher(said)) => out.batcher = said,
-                Some(Snapshot::Decode(said)) => out.decode = said,
-                Some(Snapshot::InterModel(said)) => out.inter_model = said,
-                Some(Snapshot::Planner(_)) | None => {}
-            }
-        }
-        out
-    }
-
-    /// How the planning of thresholds goes; none when they do not follow the models.
-    pub fn planner(&self) -> Option<PlannerSnapshot> {
-        match self.0.board.read(ModelIdx(0), Role::Planner) {
-            Some(Snapshot::Planner(said)) => Some(said),
-            _ => None,
-        }
     }
 
     /// All models of this process go by these thresholds from now on; adaptive batching may replace them again.

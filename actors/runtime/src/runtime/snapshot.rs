@@ -1,0 +1,88 @@
+//! How the runtime is now, put together from what its actors last said. Owner: whoever asks. Invariant: asking waits for
+//! no actor.
+
+use super::Runtime;
+use crate::board::{
+    BatcherSnapshot, ClientSnapshot, DecodeSnapshot, InterModelSnapshot, PlannerSnapshot, Role, Snapshot,
+    SubserverSnapshot,
+};
+use crate::link::Address;
+use serde::Serialize;
+use std::sync::atomic::Ordering;
+use tokenrouter_core::ids::{ModelIdx, Time};
+use tokenrouter_core::kv::{KvPool, KvStats};
+
+/// How a server is now.
+#[derive(Clone, Debug, Serialize)]
+pub struct RuntimeSnapshot {
+    /// Time since the start.
+    pub now: Time,
+    /// Live requests.
+    pub live: u32,
+    /// Accepts new requests.
+    pub open: bool,
+    /// Per model.
+    pub models: Vec<ModelSnapshot>,
+}
+
+/// How one subserver is now.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ModelSnapshot {
+    /// Name of the model.
+    pub name: String,
+    /// Where it is, when it is in another process; everything below is empty then.
+    pub elsewhere: Option<String>,
+    /// KV memory.
+    pub kv: KvStats,
+    /// Supervision.
+    pub subserver: SubserverSnapshot,
+    /// Streams.
+    pub client: ClientSnapshot,
+    /// Waiting.
+    pub batcher: BatcherSnapshot,
+    /// Running.
+    pub decode: DecodeSnapshot,
+    /// Away.
+    pub inter_model: InterModelSnapshot,
+}
+
+impl Runtime {
+    /// How the server is now.
+    pub fn snapshot(&self) -> RuntimeSnapshot {
+        let inner = &self.0;
+        RuntimeSnapshot {
+            now: inner.clock.now(),
+            live: inner.server.live.load(Ordering::Relaxed),
+            open: inner.open.load(Ordering::Acquire),
+            models: (0..inner.pools.len()).map(|index| self.model_snapshot(index)).collect(),
+        }
+    }
+
+    fn model_snapshot(&self, index: usize) -> ModelSnapshot {
+        let inner = &self.0;
+        let me = ModelIdx(index as u8);
+        let name = inner.server.name(me).to_owned();
+        let kv = inner.pools[index].as_ref().map(KvPool::stats).unwrap_or_default();
+        let elsewhere = inner.server.models[index].site.peer().map(Address::to_string);
+        let mut out = ModelSnapshot { name, elsewhere, kv, ..ModelSnapshot::default() };
+        for role in [Role::Subserver, Role::Client, Role::Batcher, Role::Decode, Role::InterModel] {
+            match inner.board.read(me, role) {
+                Some(Snapshot::Subserver(said)) => out.subserver = said,
+                Some(Snapshot::Client(said)) => out.client = said,
+                Some(Snapshot::Batcher(said)) => out.batcher = said,
+                Some(Snapshot::Decode(said)) => out.decode = said,
+                Some(Snapshot::InterModel(said)) => out.inter_model = said,
+                Some(Snapshot::Planner(_)) | None => {}
+            }
+        }
+        out
+    }
+
+    /// How the planning of thresholds goes; none when they do not follow the models.
+    pub fn planner(&self) -> Option<PlannerSnapshot> {
+        match self.0.board.read(ModelIdx(0), Role::Planner) {
+            Some(Snapshot::Planner(said)) => Some(said),
+            _ => None,
+        }
+    }
+}

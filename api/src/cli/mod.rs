@@ -11,9 +11,11 @@ mod logs;
 mod options;
 mod paint;
 mod plan;
+mod profile;
 mod run;
 mod serve;
 mod sweep;
+mod synth_model;
 mod train_router;
 
 use crate::launch::{Environment, LaunchError};
@@ -56,6 +58,10 @@ enum Command {
     TrainRouter(train_router::Args),
     /// Find the best thresholds of delayed batching with the throughput model
     Plan(plan::Args),
+    /// Measure what plan needs to know of a launch file: latencies of steps, ways of requests
+    Profile(profile::Args),
+    /// Write a model of a published shape with random weights
+    SynthModel(synth_model::Args),
     /// Turn a published router checkpoint into a folder for `router.params.head`
     ConvertRouter(convert_router::Args),
 }
@@ -127,6 +133,8 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, catalog: Catalog)
         Command::Label(args) => label::run(&context, &args),
         Command::TrainRouter(args) => train_router::run(&context, &args),
         Command::Plan(args) => plan::run(&context, &args),
+        Command::Profile(args) => profile::run(&context, &args),
+        Command::SynthModel(args) => synth_model::run(&context, &args),
         Command::ConvertRouter(args) => convert_router::run(&args),
     };
     match result {
@@ -148,9 +156,15 @@ impl Command {
             Command::Eval(args) => args.json,
             Command::Label(args) => args.json,
             Command::Plan(args) => args.json,
+            Command::Profile(args) => args.json,
+            Command::Bench(args) => args.wants_json(),
             Command::Sweep(args) => args.json,
             Command::TrainRouter(args) => args.json,
-            Command::Serve(_) | Command::Chat(_) | Command::Check(_) | Command::ConvertRouter(_) => false,
+            Command::Serve(_)
+            | Command::Chat(_)
+            | Command::Check(_)
+            | Command::ConvertRouter(_)
+            | Command::SynthModel(_) => false,
         }
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 use tokenrouter_core::theory::search::{Method, Optimality, Plan, Row};
 
 /// Width of the longest bar.
-const BAR: usize = 40;
+pub(super) const BAR: usize = 40;
 /// Rows of a printed table; the best ones are kept.
 const ROWS: usize = 24;
 
@@ -78,7 +78,7 @@ fn gain(plan: &Plan) -> f64 {
     plan.tokens_per_tick / plan.eager_tokens_per_tick - 1.0
 }
 
-fn percent(ratio: f64) -> String {
+pub(super) fn percent(ratio: f64) -> String {
     format!("{:+.1} %", 100.0 * ratio)
 }
 

@@ -1,0 +1,143 @@
+//! Plans of a measured launch file, in tokens per second and by the models' names. Pure.
+
+use super::report::{BAR, percent};
+use serde::Serialize;
+use tokenrouter_core::theory::profile::{Outlook, Predicted};
+
+/// A prediction with what was measured under the same thresholds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Check {
+    /// The prediction.
+    pub predicted: Predicted,
+    /// Tokens per second, run by run.
+    pub measured: Vec<f64>,
+}
+
+impl Check {
+    /// Median of the runs.
+    pub fn median(&self) -> f64 {
+        let mut runs = self.measured.clone();
+        runs.sort_by(f64::total_cmp);
+        let middle = runs.len() / 2;
+        if runs.len() % 2 == 1 { runs[middle] } else { 0.5 * (runs[middle - 1] + runs[middle]) }
+    }
+}
+
+/// `small 1, large 3`.
+pub fn named(names: &[String], thresholds: &[u32]) -> String {
+    let each = names.iter().zip(thresholds).map(|(name, threshold)| format!("{name} {threshold}"));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+/// A line per N.
+pub fn many(names: &[String], outlooks: &[Outlook]) -> String {
+    let all: Vec<String> = outlooks.iter().map(|one| named(names, &one.best.thresholds)).collect();
+    let width = all.iter().map(String::len).max().unwrap_or(0).max(10);
+    let mut text =
+        format!("{:>4}  {:<width$}  {:>10}  {:>10}  {:>8}  overlap\n", "N", "thresholds", "tokens/s", "eager", "gain");
+    for (one, thresholds) in outlooks.iter().zip(all) {
+        let overlap: Vec<String> = one.overlap.iter().map(|x| format!("{:.0} %", 100.0 * x)).collect();
+        text += &format!(
+            "{:>4}  {thresholds:<width$}  {:>10.2}  {:>10.2}  {:>8}  {}\n",
+            one.requests,
+            one.best.tokens_per_second,
+            one.eager.tokens_per_second,
+            percent(one.best.tokens_per_second / one.eager.tokens_per_second - 1.0),
+            overlap.join(", "),
+        );
+    }
+    text
+}
+
+/// One N with every B that was simulated as a bar.
+pub fn one(names: &[String], outlook: &Outlook) -> String {
+    let mut text = many(names, std::slice::from_ref(outlook));
+    let width = outlook.rows.iter().map(|row| named(names, &row.thresholds).len()).max().unwrap_or(0);
+    text += &format!("\n{:<width$}  tokens/s\n", "thresholds");
+    for row in &outlook.rows {
+        let share = row.tokens_per_second / outlook.best.tokens_per_second;
+        let bar = "#".repeat((share * BAR as f64).round() as usize);
+        let name = named(names, &row.thresholds);
+        text += &format!("{name:<width$}  {:>9.2} +- {:<6.2} {bar}\n", row.tokens_per_second, row.error);
+    }
+    text
+}
+
+/// Predicted against measured.
+pub fn checks(names: &[String], checks: &[Check]) -> String {
+    let all: Vec<String> = checks.iter().map(|check| named(names, &check.predicted.thresholds)).collect();
+    let width = all.iter().map(String::len).max().unwrap_or(0).max(10);
+    let mut text = format!(
+        "\n{:<width$}  {:>10}  {:>10}  {:>17}  {:>8}\n",
+        "thresholds", "predicted", "measured", "runs", "error"
+    );
+    for (check, name) in checks.iter().zip(all) {
+        let (predicted, measured) = (check.predicted.tokens_per_second, check.median());
+        let low = check.measured.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = check.measured.iter().copied().fold(0.0, f64::max);
+        let range = format!("{low:.2} to {high:.2}");
+        let error = percent(predicted / measured - 1.0);
+        text += &format!("{name:<width$}  {predicted:>10.2}  {measured:>10.2}  {range:>17}  {error:>8}\n");
+    }
+    text
+}
+
+/// A word where the launch file's time bound is shorter than a step, so that it and not the thresholds would decide.
+pub fn warning(outlooks: &[Outlook], (longest, max_wait_ms): (f64, u64)) -> Option<String> {
+    let waits = outlooks.iter().any(|one| one.best.thresholds.iter().any(|&b| b > 1));
+    let needed = (2e3 * longest).ceil() as u64;
+    (waits && max_wait_ms < needed).then(|| {
+        format!(
+            "note: batching.max_wait_ms is {max_wait_ms} and a step takes up to {:.0} ms; batches would often be released \
+             before their threshold. Set it to {needed} or more.\n",
+            1e3 * longest
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use tokenrouter_core::theory::profile::{ModelProfile, Point, Profile, VERSION, Way};
+    use tokenrouter_core::theory::search::Budget;
+
+    fn profile() -> (Vec<String>, Profile) {
+        let model = |name: &str, seconds: f64, ways: &[(&str, f64, f64)]| ModelProfile {
+            name: name.into(),
+            rows_max: 8,
+            alone: vec![Point { rows: 1, tokens: 1, seconds, spread: 0.0 }],
+            beside: Vec::new(),
+            ways: BTreeMap::from_iter(ways.iter().map(|&(to, share, tokens)| (to.to_owned(), Way { share, tokens }))),
+            row_tokens: 1.0,
+            observations: 9,
+        };
+        let small = model("small", 0.0060, &[("small", 0.65, 1.0), ("large", 0.35, 0.0)]);
+        let large = model("large", 0.0279, &[("small", 1.0, 1.0)]);
+        (vec!["small".into(), "large".into()], Profile { version: VERSION, models: vec![small, large] })
+    }
+
+    /// The published system, in tokens per second and by name.
+    #[test]
+    fn a_profile_with_the_published_latencies_has_the_published_thresholds() {
+        let (names, profile) = profile();
+        let outlook = profile.plan(&names, 4, Budget::default()).expect("a plan");
+        assert_eq!(outlook.best.thresholds, [1, 3]);
+        assert!((outlook.best.tokens_per_second / 207.954 - 1.0).abs() < 0.01, "{:?}", outlook.best);
+        assert!((outlook.eager.tokens_per_second / 187.190 - 1.0).abs() < 0.01, "{:?}", outlook.eager);
+        let text = one(&names, &outlook);
+        assert!(text.contains("small 1, large 3") && text.contains("small 1, large 1") && text.contains('#'), "{text}");
+        let note = warning(std::slice::from_ref(&outlook), (0.0279, 50)).expect("a note");
+        assert!(note.contains("is 50") && note.contains("56 or more"), "{note}");
+        assert_eq!(warning(std::slice::from_ref(&outlook), (0.0279, 60)), None);
+    }
+
+    #[test]
+    fn errors_are_against_the_median_of_the_runs() {
+        let predicted = Predicted { thresholds: vec![1, 2], tokens_per_second: 11.0, error: 0.1 };
+        let check = Check { predicted, measured: vec![12.0, 10.0, 9.0] };
+        assert_eq!(check.median(), 10.0);
+        let text = checks(&["a".into(), "b".into()], &[check]);
+        assert!(text.contains("a 1, b 2") && text.contains("9.00 to 12.00") && text.contains("+10.0 %"), "{text}");
+    }
+}

@@ -1,9 +1,11 @@
 //! The command line. Owner: the process. Invariant: settings that are wrong end in one line on stderr and exit code 2,
 //! other failures in exit code 1; what a command prints for machines goes to stdout, everything else to stderr.
 
+mod bench;
 mod chat;
 mod check;
 mod convert_router;
+mod drawing;
 mod eval;
 mod generate;
 mod label;
@@ -62,6 +64,8 @@ enum Command {
     Profile(profile::Args),
     /// Write a model of a published shape with random weights
     SynthModel(synth_model::Args),
+    /// Measure how fast requests are answered
+    Bench(bench::Args),
     /// Turn a published router checkpoint into a folder for `router.params.head`
     ConvertRouter(convert_router::Args),
 }
@@ -135,6 +139,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, catalog: Catalog)
         Command::Plan(args) => plan::run(&context, &args),
         Command::Profile(args) => profile::run(&context, &args),
         Command::SynthModel(args) => synth_model::run(&context, &args),
+        Command::Bench(args) => bench::run(&context, &args),
         Command::ConvertRouter(args) => convert_router::run(&args),
     };
     match result {

@@ -2,22 +2,15 @@
 //! text is well-formed XML that needs nothing from outside, and its colours follow the reader's light or dark scheme.
 
 use super::report::Point;
+use crate::cli::drawing::{COLORS, closed, escaped, line, opened, text, turned};
 use std::fmt::Write;
 
 const WIDTH: f64 = 800.0;
 const HEIGHT: f64 = 460.0;
 /// Left, top, right and bottom edge of the plot.
 const PLOT: (f64, f64, f64, f64) = (64.0, 24.0, 600.0, 400.0);
-/// Colours that can be told apart on white and on black, and by most people with a colour deficiency.
-const COLORS: [&str; 10] =
-    ["#0e86d4", "#d9622b", "#2b9a66", "#b15ac7", "#b8860b", "#d6466f", "#5f8ea0", "#8c6d46", "#5a63d8", "#7d8590"];
 /// Marks on the axis of shares, in percent. Its scale is the square root: what matters happens below 10 %.
 const SHARES: [u32; 8] = [0, 1, 5, 10, 25, 50, 75, 100];
-const STYLE: &str = "<style>:root{--paper:#fff;--ink:#1f2328;--grid:#d5d9de}\
-@media(prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6edf3;--grid:#30363d}}\
-.paper{fill:var(--paper)}text{fill:var(--ink);font:13px system-ui,sans-serif}\
-.grid{stroke:var(--grid);stroke-width:1}.curve{fill:none;stroke-width:2}</style>";
-
 fn x(share: f64) -> f64 {
     PLOT.0 + (PLOT.2 - PLOT.0) * share.clamp(0.0, 1.0).sqrt()
 }
@@ -28,12 +21,7 @@ fn y(accuracy: f64) -> f64 {
 
 /// Draws the points; `large` is the name of the large model.
 pub fn picture(points: &[Point], large: &str) -> String {
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">\n\
-         <title>Accuracy over the share of tokens from {}</title>\n{STYLE}\n\
-         <rect class=\"paper\" width=\"{WIDTH}\" height=\"{HEIGHT}\"/>\n",
-        escaped(large)
-    );
+    let mut out = opened((WIDTH, HEIGHT), &format!("Accuracy over the share of tokens from {large}"));
     out.push_str(&axes(large));
     let mut names: Vec<&str> = Vec::new();
     for point in points {
@@ -46,8 +34,7 @@ pub fn picture(points: &[Point], large: &str) -> String {
         own.sort_by(|a, b| a.large_share().total_cmp(&b.large_share()));
         out.push_str(&curve(index, name, &own));
     }
-    out.push_str("</svg>\n");
-    out
+    closed(out)
 }
 
 fn axes(large: &str) -> String {
@@ -65,18 +52,8 @@ fn axes(large: &str) -> String {
     let label = format!("tokens from {large}, % (square-root scale)");
     text(&mut out, ((PLOT.0 + PLOT.2) / 2.0, PLOT.3 + 46.0), "middle", &label);
     let middle = (PLOT.1 + PLOT.3) / 2.0;
-    let turned = format!("<text transform=\"translate(18 {middle:.1}) rotate(-90)\" text-anchor=\"middle\">");
-    let _ = writeln!(out, "{turned}problems answered right, %</text>");
+    turned(&mut out, (18.0, middle), "problems answered right, %");
     out
-}
-
-fn line(out: &mut String, from: (f64, f64), to: (f64, f64)) {
-    let ((x1, y1), (x2, y2)) = (from, to);
-    let _ = writeln!(out, "<line class=\"grid\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>");
-}
-
-fn text(out: &mut String, (x, y): (f64, f64), anchor: &str, text: &str) {
-    let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>", escaped(text));
 }
 
 /// Line, dots and legend of one series; a dot says its setting when pointed at.
@@ -105,40 +82,11 @@ fn curve(index: usize, name: &str, points: &[&Point]) -> String {
     out
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::report::tests::point;
     use super::*;
-
-    /// Checks tags, attributes and entities of XML without comments or declarations; returns the names of all elements.
-    fn elements(xml: &str) -> Vec<String> {
-        let (mut open, mut all) = (Vec::new(), Vec::new());
-        for part in xml.trim().split('<').skip(1) {
-            let (tag, text) = part.split_once('>').unwrap_or_else(|| panic!("`<{part}` is not closed"));
-            for (at, _) in part.match_indices('&') {
-                assert!(
-                    ["&amp;", "&lt;", "&gt;", "&quot;"].iter().any(|entity| part[at..].starts_with(entity)),
-                    "{part}"
-                );
-            }
-            assert!(!text.contains('>') && tag.matches('"').count().is_multiple_of(2), "{part}");
-            if let Some(name) = tag.strip_prefix('/') {
-                assert_eq!(open.pop().as_deref(), Some(name), "{part}");
-                continue;
-            }
-            let name = tag.trim_end_matches('/').split_whitespace().next().expect("a name").to_owned();
-            if !tag.ends_with('/') {
-                open.push(name.clone());
-            }
-            all.push(name);
-        }
-        assert_eq!(open, Vec::<String>::new(), "elements that stay open");
-        all
-    }
+    use crate::cli::drawing::tests::elements;
 
     #[test]
     fn the_picture_is_well_formed() {

@@ -1,0 +1,128 @@
+//! Where a bench runs: models in memory, or simulated ones. Owner: the command. Invariant: weights are read once; every
+//! row of every round gets a runtime of its own with empty KV memory, so none finds what another left.
+
+use super::rows::Row;
+use super::shape::Corpus;
+use super::simulated::Simulated;
+use crate::cli::{CliError, Context, eval};
+use crate::launch::{self, Loaded};
+use tokenrouter_actors::runtime::Runtime;
+use tokenrouter_config::{Batching, LaunchFile};
+use tokenrouter_core::executor::PAGE_TOKENS;
+use tokenrouter_core::text::SpecialTokens;
+
+/// What runs.
+pub enum Stage {
+    /// Models in memory, with the `[batching]` of the launch file.
+    Weights(Box<Loaded>, Batching),
+    /// Models that only take their time.
+    Simulated(Simulated),
+}
+
+impl Stage {
+    /// Reads the weights of a launch file that accepts at least so many requests.
+    ///
+    /// # Errors
+    /// The launch file or a model is wrong.
+    pub fn load(context: &Context, mut file: LaunchFile, workers: u32) -> Result<Stage, CliError> {
+        file.server.live_max = file.server.live_max.max(workers);
+        let loaded = crate::cli::run::load(context, file)?;
+        let batching = loaded.file.batching.clone();
+        Ok(Stage::Weights(Box::new(loaded), batching))
+    }
+
+    /// Starts a runtime for a row. Must be called within an actix system.
+    ///
+    /// # Errors
+    /// The runtime refuses a setting.
+    pub fn start(&mut self, row: Row) -> Result<Runtime, CliError> {
+        match self {
+            Stage::Weights(loaded, configured) => {
+                loaded.file.batching = row.batching(configured);
+                Ok(loaded.start()?)
+            }
+            Stage::Simulated(pair) => pair.start(row),
+        }
+    }
+
+    /// Names of the models.
+    pub fn names(&self) -> Vec<String> {
+        match self {
+            Stage::Weights(loaded, _) => loaded.names(),
+            Stage::Simulated(pair) => pair.names(),
+        }
+    }
+
+    /// How requests are routed, in words.
+    pub fn routing(&self) -> String {
+        match self {
+            Stage::Weights(loaded, _) => {
+                let params = &loaded.file.router.params;
+                let params: Vec<String> = params.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+                format!("{} {}", loaded.file.router.algorithm, params.join(", ")).trim_end().to_owned()
+            }
+            Stage::Simulated(pair) => format!("bernoulli p = {}", pair.algorithm.prior().p[0][1]),
+        }
+    }
+
+    /// How the full row holds requests back, in words.
+    pub fn policy(&self, workers: &[u32]) -> String {
+        match self {
+            Stage::Weights(_, configured) => Row::Full.batching(configured).policy.name().to_owned(),
+            Stage::Simulated(pair) => {
+                let each = workers.iter().map(|&n| format!("B = {:?} for N = {n}", pair.thresholds(n)));
+                format!("optimal: {}", each.collect::<Vec<_>>().join(", "))
+            }
+        }
+    }
+
+    /// Tokens per second that the throughput model expects, where it knows.
+    pub fn predicted(&self, row: Row, workers: u32) -> Option<f64> {
+        match self {
+            Stage::Weights(..) => None,
+            Stage::Simulated(pair) => pair.predicted(row, workers),
+        }
+    }
+
+    /// What prompts are cut from: the texts of the embedded problems in the models' own tokens, or any words.
+    ///
+    /// # Errors
+    /// The problems cannot be laid out, or the tokenizer refuses them.
+    pub fn corpus(&self, context: &Context) -> Result<Corpus, CliError> {
+        let loaded = match self {
+            Stage::Simulated(pair) => return Ok(pair.corpus()),
+            Stage::Weights(loaded, _) => loaded,
+        };
+        let file = launch::embedded::lay_out(&context.environment.cache)?.join(launch::embedded::PROBLEMS);
+        let problems = eval::problems::read(&file, None)?;
+        let text: Vec<String> = problems.iter().map(|problem| problem.question.clone()).collect();
+        let tokens = loaded.codec().encode(&text.join("\n"), SpecialTokens::AsText);
+        tokens.map(Corpus).map_err(|error| CliError::Usage(format!("the texts of the bench: {error}")))
+    }
+
+    /// Checks that sequences of `longest` tokens fit every model.
+    ///
+    /// # Errors
+    /// Names the model and the remedy.
+    pub fn fits(&self, longest: u32) -> Result<(), CliError> {
+        let Stage::Weights(loaded, _) = self else { return Ok(()) };
+        for member in &loaded.members {
+            let limits = member.model.limits();
+            let room = limits.context_len.min(limits.pages.saturating_mul(PAGE_TOKENS as u32));
+            if longest > room {
+                return Err(CliError::Usage(format!(
+                    "a request of this shape has {longest} tokens but model {} holds {room}; lower --scale",
+                    member.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Live requests whose KV memory every model holds at once; more of them wait for memory.
+    pub fn holds(&self, longest: u32) -> u32 {
+        let Stage::Weights(loaded, _) = self else { return u32::MAX };
+        let pages = longest.div_ceil(PAGE_TOKENS as u32).max(1);
+        loaded.members.iter().map(|member| member.model.limits().pages / pages).min().unwrap_or(0)
+    }
+}

@@ -10,5 +10,5 @@ mod script;
 
 pub use check::{assert_idle, assert_text};
 pub use codec::Words;
-pub use play::{Play, algorithm, play, play_with};
+pub use play::{Play, algorithm, play, play_with, watch};
 pub use script::{Act, Model, Request, Script, ScriptError, parse};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{ModelSpec, Placement, Reply, Runtime, RuntimeSnapshot, RuntimeSpec, start};
-use tokenrouter_core::executor::Executor;
+use tokenrouter_core::executor::{Executor, Step};
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::{Event, Job, Prompt, StopRules, Target};
 use tokenrouter_core::routing::{self, Algorithm};
@@ -45,11 +45,23 @@ pub fn play(script: &Script) -> Play {
 /// # Panics
 /// As [`play`].
 pub fn play_with(script: &Script, algorithm: Arc<dyn Algorithm>) -> Play {
+    watch(script, algorithm, |_, _, _| {})
+}
+
+/// Plays a scenario and shows every step as it begins: the index of its model, the virtual time, what is to be done.
+///
+/// # Panics
+/// As [`play`].
+pub fn watch(
+    script: &Script,
+    algorithm: Arc<dyn Algorithm>,
+    seen: impl Fn(usize, Duration, &Step) + Send + Sync + 'static,
+) -> Play {
     let system = actix_rt::System::with_tokio_rt(|| {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         builder.enable_all().start_paused(true).build().expect("a runtime")
     });
-    system.block_on(perform(script, algorithm))
+    system.block_on(perform(script, algorithm, Arc::new(seen)))
 }
 
 /// The algorithm a scenario names, in the vocabulary of the scenario.
@@ -77,9 +89,13 @@ impl Log {
     }
 }
 
-async fn perform(script: &Script, algorithm: Arc<dyn Algorithm>) -> Play {
-    let runtime = start(spec(script, algorithm)).expect("the scenario's server starts");
+/// Sees a step as it begins.
+type Seen = Arc<dyn Fn(usize, Duration, &Step) + Send + Sync>;
+
+async fn perform(script: &Script, algorithm: Arc<dyn Algorithm>, seen: Seen) -> Play {
     let begin = Instant::now();
+    let seen = move |model: usize, step: &Step| seen(model, begin.elapsed(), step);
+    let runtime = start(spec(script, algorithm, Arc::new(seen))).expect("the scenario's server starts");
     let log = Log::default();
     let mut users: HashMap<String, JoinHandle<()>> = HashMap::new();
     for (moment, act) in &script.acts {
@@ -167,15 +183,19 @@ fn job(script: &Script, request: &Request) -> Job {
     }
 }
 
-fn spec(script: &Script, algorithm: Arc<dyn Algorithm>) -> RuntimeSpec {
-    let models = script.models.iter().map(|model| {
+fn spec(script: &Script, algorithm: Arc<dyn Algorithm>, seen: Arc<dyn Fn(usize, &Step) + Send + Sync>) -> RuntimeSpec {
+    let models = script.models.iter().enumerate().map(|(index, model)| {
         let (limits, language, skill) = (model.limits, script.language.clone(), model.skill);
         let faults = FaultPlan::new(model.faults.clone());
         let build = move || {
             Ok(Box::new(SimExecutor::new(limits, language.clone(), skill, faults.clone())) as Box<dyn Executor>)
         };
-        let time = model.time;
-        let site = Site::Here(Seat::Timed(Arc::new(build), Arc::new(move |step| time.latency(step))));
+        let (time, seen) = (model.time, Arc::clone(&seen));
+        let latency = move |step: &Step| {
+            seen(index, step);
+            time.latency(step)
+        };
+        let site = Site::Here(Seat::Timed(Arc::new(build), Arc::new(latency)));
         let eos = script.language.eos.map(|(eos, _)| eos).into_iter().collect();
         ModelSpec { name: model.name.clone(), limits, eos, site }
     });

@@ -5,6 +5,8 @@
 //! language hard=0.3 eos=0.02 vocab=200
 //! route r_stitch {"threshold":0.1}
 //! batch fixed 1,2 wait=50ms                      (or: batch eager)
+//! execution model_sync                           (or: async, step_sync, std_serving)
+//! prefill_ahead
 //! live_max 16
 //! fault large 3 panic                            (step number; error, lost, panic, bad_rows)
 //! at 0ms submit a prompt=5 max=8                 (also: seed= only=MODEL threshold=)
@@ -162,6 +164,11 @@ fn read(script: &mut Script, line: &str) -> Result<(), String> {
                 script.batching.max_wait = time(pair(word).map(|(_, value)| value)?)?;
             }
         }
+        ["execution", mode] => {
+            let mode = serde_json::from_value(serde_json::json!(mode));
+            script.batching.execution = mode.map_err(|error| error.to_string())?;
+        }
+        ["prefill_ahead"] => script.batching.prefill_ahead = true,
         ["live_max", limit] => script.live_max = number(limit)?,
         ["fault", name, step, kind] => {
             let kind = match *kind {

@@ -10,6 +10,7 @@ mod load;
 mod plan;
 mod reload;
 mod scripted;
+mod thresholds;
 
 pub use environment::Environment;
 pub use http::{app, served};

@@ -1,21 +1,19 @@
 //! From a plan to models in memory and a running runtime. Owner: the command that was given. Invariant: weights are
 //! loaded once; several runtimes can be started from them, one after another or side by side.
 
-use super::{LaunchError, Plan, plan};
+use super::{LaunchError, Plan, plan, thresholds};
 use crate::progress::Progress;
 use crate::text::ModelText;
 use std::sync::Arc;
-use std::time::Duration;
 use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{self, ModelSpec, Placement, Runtime, RuntimeSpec};
-use tokenrouter_config::{self as config, LaunchFile, Policy};
-use tokenrouter_core::batching::{Batching, PolicySpec};
-use tokenrouter_core::execution::Execution;
+use tokenrouter_config::LaunchFile;
 use tokenrouter_core::executor::{Executor, ExecutorError};
 use tokenrouter_core::routing::Algorithm;
 use tokenrouter_core::routing::catalog::Catalog;
 use tokenrouter_core::text::TextCodec;
+use tokenrouter_core::theory::profile::Profile;
 use tokenrouter_gpu::load::{self, LoadedModel};
 use tokenrouter_gpu::weights::GenerationDefaults;
 
@@ -39,6 +37,8 @@ pub struct Loaded {
     pub algorithm: Arc<dyn Algorithm>,
     /// The algorithms that could be chosen.
     pub catalog: Catalog,
+    /// What was measured of the models, if the file names it.
+    pub profile: Option<Profile>,
     /// The models in the router's order; never empty.
     pub members: Vec<Member>,
 }
@@ -68,7 +68,8 @@ impl Loaded {
                 generation: planned.files.generation,
             });
         }
-        Ok(Loaded { file: plan.file, algorithm: plan.algorithm, catalog: plan.catalog, members })
+        let Plan { file, algorithm, catalog, profile, .. } = plan;
+        Ok(Loaded { file, algorithm, catalog, profile, members })
     }
 
     /// The vocabulary shared by all models: the smallest, for the row of a learned head is a token of its own model only,
@@ -101,14 +102,23 @@ impl Loaded {
     /// As [`Loaded::start`], with another algorithm.
     ///
     /// # Errors
-    /// As [`Loaded::start`]; [`LaunchError::Config`] when a text among its parameters is no token of the vocabulary.
+    /// As [`Loaded::start`]; [`LaunchError::Config`] when a text among its parameters is no token of the vocabulary, or
+    /// when no thresholds can be planned.
     pub fn start_with(&self, algorithm: Arc<dyn Algorithm>) -> Result<Runtime, LaunchError> {
         let algorithm = plan::in_vocabulary(&self.file, algorithm, (self.catalog, &*self.codec()))?;
+        let batching = thresholds::batching(
+            &self.file,
+            &thresholds::Known {
+                profile: self.profile.as_ref(),
+                algorithm: &*algorithm,
+                weight_bytes: self.members.iter().map(|member| member.model.info().weight_bytes).collect(),
+            },
+        )?;
         let spec = RuntimeSpec {
             models: self.members.iter().map(model_spec).collect(),
             codec: self.codec(),
             algorithm,
-            batching: batching(&self.file),
+            batching,
             live_max: self.file.server.live_max,
             placement: Placement::OwnArbiter,
             process: Process::alone(),
@@ -127,26 +137,5 @@ fn model_spec(member: &Member) -> ModelSpec {
             let runner = model.executor().map_err(|error| ExecutorError::Lost(error.to_string()))?;
             Ok(Box::new(runner) as Box<dyn Executor>)
         }))),
-    }
-}
-
-fn batching(file: &LaunchFile) -> Batching {
-    let threshold = |name: &String| file.batching.thresholds.get(name).copied().unwrap_or(1);
-    let policy = match file.batching.policy {
-        Policy::Eager => PolicySpec::Eager,
-        Policy::Fixed => PolicySpec::Fixed(file.router.models.iter().map(threshold).collect()),
-        Policy::Optimal | Policy::Adaptive => PolicySpec::Eager,
-    };
-    Batching {
-        policy,
-        max_wait: Duration::from_millis(file.batching.max_wait_ms),
-        execution: match file.batching.execution {
-            config::Execution::Async => Execution::Async,
-            config::Execution::ModelSync => Execution::ModelSync,
-            config::Execution::StepSync => Execution::StepSync,
-            config::Execution::StdServing => Execution::StdServing,
-        },
-        prefill_ahead: file.batching.prefill_ahead,
-        adaptive: file.batching.policy == Policy::Adaptive,
     }
 }

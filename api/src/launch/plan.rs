@@ -2,7 +2,7 @@
 //! Owner: the launcher. Invariant: a [`Plan`] that exists can be loaded unless the machine fails; all its models share
 //! one token table.
 
-use super::{LaunchError, heads, scripted};
+use super::{LaunchError, heads, scripted, thresholds};
 use crate::text::ModelText;
 use serde_json::Value as Json;
 use std::fmt::Display;
@@ -14,6 +14,7 @@ use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::routing::catalog::Catalog;
 use tokenrouter_core::routing::{Algorithm, HeadSpec, RoutingError, script};
 use tokenrouter_core::text::TextCodec;
+use tokenrouter_core::theory::profile::Profile;
 use tokenrouter_gpu::cpu::Cpu;
 use tokenrouter_gpu::load::{self, KvMemory, LoadError, LoadOptions};
 use tokenrouter_gpu::ops::{KvFormat, KvShape, Ops};
@@ -28,6 +29,8 @@ pub struct Plan {
     pub algorithm: Arc<dyn Algorithm>,
     /// The algorithms that could be chosen.
     pub catalog: Catalog,
+    /// What was measured of the models, if the file names it.
+    pub profile: Option<Profile>,
     /// The models in the router's order.
     pub models: Vec<PlannedModel>,
 }
@@ -135,6 +138,7 @@ impl Plan {
     /// [`LaunchError::Config`] at the key that is wrong.
     pub fn new(mut file: LaunchFile, paths: Vec<PathBuf>, catalog: Catalog) -> Result<Plan, LaunchError> {
         let algorithm = algorithm(&file, catalog)?;
+        let profile = thresholds::profile(&file)?;
         file.router.params = heads::params(&file, catalog)?;
         let mut models: Vec<PlannedModel> = Vec::new();
         let mut taken = 0u64;
@@ -157,7 +161,7 @@ impl Plan {
                 model.kv = KvBudget::Tokens(planned.limits.pages * PAGE_TOKENS as u32);
             }
         }
-        Ok(Plan { file, algorithm, catalog, models })
+        Ok(Plan { file, algorithm, catalog, profile, models })
     }
 }
 

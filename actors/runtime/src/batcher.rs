@@ -18,6 +18,12 @@ const STALL_RETRY: Duration = Duration::from_millis(5);
 /// Prompts that wait to be prefilled ahead, at most; those of later requests are not.
 const AHEAD_MAX: usize = 64;
 
+/// Batcher -> itself: a batch may be due. Requests of one step arrive one by one, in messages that are on their way
+/// already; whoever is released after this one is released with them.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+struct Due;
+
 /// Whether a step may start, whatever waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
@@ -40,6 +46,8 @@ pub struct Batcher {
     /// Prompts to prefill for the prefix cache while nobody waits.
     ahead: VecDeque<Queued>,
     credit: bool,
+    /// Whether [`Due`] is on its way.
+    is_due: bool,
     turn: Turn,
     timer: Option<(Time, SpawnHandle)>,
     said: BatcherSnapshot,
@@ -51,7 +59,7 @@ impl Batcher {
         let gate = Gate::new(place.me, policy, place.server.batching.max_wait);
         let turn = if place.server.conductor.is_some() { Turn::None } else { Turn::Always };
         let (stalled, ahead, said) = (Vec::new(), VecDeque::new(), BatcherSnapshot::default());
-        Batcher { place, gate, stalled, ahead, credit: true, turn, timer: None, said }
+        Batcher { place, gate, stalled, ahead, credit: true, is_due: false, turn, timer: None, said }
     }
 
     /// Something changed: who found no memory may try again, and a batch may be due.
@@ -184,6 +192,17 @@ impl Handler<Enqueue> for Batcher {
             self.drop_ahead(queued.id());
             self.gate.push(queued);
         }
+        if !std::mem::replace(&mut self.is_due, true) {
+            ctx.notify(Due);
+        }
+    }
+}
+
+impl Handler<Due> for Batcher {
+    type Result = ();
+
+    fn handle(&mut self, _: Due, ctx: &mut Self::Context) {
+        self.is_due = false;
         self.pump(ctx);
     }
 }

@@ -182,8 +182,7 @@ fn measure(
     let mut models = Vec::new();
     for (index, ((effort, shapes), seen)) in plan.iter().zip(seen).enumerate() {
         let how = (*effort, sampling, &bar);
-        let alone = steps::alone(loaded, (index, shapes), how)?;
-        let beside = if several { steps::beside(loaded, (index, shapes), how)? } else { Vec::new() };
+        let [alone, beside] = steps::points(loaded, (index, shapes), how)?;
         models.push(ModelProfile {
             name: loaded.members[index].name.clone(),
             rows_max: loaded.members[index].model.limits().rows_max,

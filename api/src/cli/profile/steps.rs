@@ -1,12 +1,12 @@
 //! How long steps take on the real executors, alone and while the other models step without a pause. Owner: the command.
-//! Invariant: shapes are interleaved, so a slow spell of the machine falls on all of them; a point is the median.
+//! Invariant: shapes are interleaved, alone and beside in turn, so a slow spell of the machine falls on all of them; a
+//! point is the median.
 
 use crate::cli::CliError;
 use crate::launch::{LaunchError, Loaded};
 use indicatif::ProgressBar;
-use std::sync::Arc;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, PoisonError, RwLock};
 use std::thread;
 use std::time::Instant;
 use tokenrouter_core::executor::{Draw, Executor, ExecutorLimits, PAGE_TOKENS, Row, RowOutput, Step};
@@ -56,42 +56,33 @@ fn slot_pages(context: u32, tokens: u32) -> u32 {
     (context + tokens).div_ceil(PAGE_TOKENS as u32)
 }
 
-/// Points of one model with nothing else at work.
-pub fn alone(
+/// Points of one model: with nothing else at work, and while all others step (empty for a single model).
+pub fn points(
     loaded: &Loaded,
     (index, shapes): (usize, &Shapes),
     (effort, sampling, bar): (Effort, &SamplingParams, &ProgressBar),
-) -> Result<Vec<Point>, CliError> {
-    let mut subject = Subject::new(loaded, index, (effort, sampling))?;
-    subject.points(shapes, (effort.repeat, bar))
-}
-
-/// Points of one model while all others step.
-pub fn beside(
-    loaded: &Loaded,
-    (index, shapes): (usize, &Shapes),
-    (effort, sampling, bar): (Effort, &SamplingParams, &ProgressBar),
-) -> Result<Vec<Point>, CliError> {
+) -> Result<[Vec<Point>; 2], CliError> {
     let others: Vec<usize> = (0..loaded.members.len()).filter(|&other| other != index).collect();
-    let (stop, ready) = (AtomicBool::new(false), Barrier::new(others.len() + 1));
+    let (stop, ready, gate) = (AtomicBool::new(false), Barrier::new(others.len() + 1), RwLock::new(()));
     let mut subject = Subject::new(loaded, index, (effort, sampling))?;
     thread::scope(|scope| {
         let company = |other: usize| {
             let subject = Subject::new(loaded, other, (effort, sampling));
             ready.wait();
             let mut subject = subject?;
-            let rows = COMPANY.into_iter().filter(|&rows| rows <= subject.rows_max());
-            for rows in rows.collect::<Vec<_>>().into_iter().cycle() {
+            let rows: Vec<u32> = COMPANY.into_iter().filter(|&rows| rows <= subject.rows_max()).collect();
+            for rows in rows.into_iter().cycle() {
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
+                let _pass = gate.read().unwrap_or_else(PoisonError::into_inner);
                 subject.time((rows, 1))?;
             }
             Ok::<(), CliError>(())
         };
         let threads: Vec<_> = others.iter().map(|&other| scope.spawn(move || company(other))).collect();
         ready.wait();
-        let points = subject.points(shapes, (effort.repeat, bar));
+        let points = subject.rounds(shapes, (effort.repeat, bar), (&gate, !others.is_empty()));
         stop.store(true, Ordering::Relaxed);
         for thread in threads {
             thread.join().unwrap_or_else(|_| Err(broken("a thread that made steps panicked")))?;
@@ -174,19 +165,40 @@ impl Subject {
         }
     }
 
-    /// Every shape so many times, one after another; a first round is not counted.
-    fn points(&mut self, shapes: &Shapes, (repeat, bar): (u32, &ProgressBar)) -> Result<Vec<Point>, CliError> {
-        let mut seconds = vec![Vec::new(); shapes.len()];
+    /// So many rounds: every shape once while nobody else may step, then once beside the others. A first round is not
+    /// counted, nor is the first step after the others were let go.
+    fn rounds(
+        &mut self,
+        shapes: &Shapes,
+        (repeat, bar): (u32, &ProgressBar),
+        (gate, others): (&RwLock<()>, bool),
+    ) -> Result<[Vec<Point>; 2], CliError> {
+        let mut alone = vec![Vec::new(); shapes.len()];
+        let mut beside = alone.clone();
         for round in 0..=repeat {
-            for (&shape, seconds) in shapes.iter().zip(&mut seconds) {
-                let took = self.time(shape)?;
-                if round > 0 {
-                    seconds.push(took);
-                    bar.inc(1);
-                }
+            {
+                let _closed = gate.write().unwrap_or_else(PoisonError::into_inner);
+                self.round(shapes, &mut alone)?;
+            }
+            bar.inc(if round > 0 { shapes.len() as u64 } else { 0 });
+            if others {
+                self.time((1, 1))?;
+                self.round(shapes, &mut beside)?;
+                bar.inc(if round > 0 { shapes.len() as u64 } else { 0 });
             }
         }
-        Ok(shapes.iter().zip(seconds).map(|(&shape, seconds)| point(shape, seconds)).collect())
+        let points = |seconds: Vec<Vec<f64>>| {
+            let counted = shapes.iter().zip(seconds).filter(|(_, seconds)| !seconds.is_empty());
+            counted.map(|(&shape, mut seconds)| point(shape, seconds.split_off(1))).collect()
+        };
+        Ok([points(alone), points(beside)])
+    }
+
+    fn round(&mut self, shapes: &Shapes, seconds: &mut [Vec<f64>]) -> Result<(), CliError> {
+        for (&shape, seconds) in shapes.iter().zip(seconds) {
+            seconds.push(self.time(shape)?);
+        }
+        Ok(())
     }
 }
 

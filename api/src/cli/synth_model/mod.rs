@@ -93,7 +93,7 @@ fn place(args: &Args) -> Result<PathBuf, CliError> {
         value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     };
     let file = format!(
-        "{}-{}-{}-seed{}.gguf",
+        "synth-{}-{}-{}-seed{}.gguf",
         name(&|| args.arch.to_possible_value()),
         name(&|| args.size.to_possible_value()),
         name(&|| args.quant.to_possible_value()),

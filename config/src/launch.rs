@@ -169,7 +169,7 @@ pub struct Batching {
     /// has 1. The sum of (threshold - 1) stays below `server.live_max`.
     pub thresholds: BTreeMap<String, u32>,
     /// With `optimal` and `adaptive`: what `tokenrouter profile` measured; a relative path is relative to the launch
-    /// file. `optimal` needs it; `adaptive` starts eagerly without.
+    /// file. `optimal` needs it; `adaptive` starts from what the algorithm expects without.
     pub profile: Option<PathBuf>,
     /// A batch is released after this long in any case, 0 to 60000; default 50.
     pub max_wait_ms: u64,

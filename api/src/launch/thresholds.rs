@@ -11,6 +11,10 @@ use tokenrouter_core::theory::observe::Behaviour;
 use tokenrouter_core::theory::profile::Profile;
 use tokenrouter_core::theory::table::Table;
 
+/// Where nothing was measured: a step takes this part longer with every further request. A device that is limited by
+/// its memory needs nothing more, one that is limited by its arithmetic a whole step.
+const EXPECTED_PER_REQUEST: f64 = 0.25;
+
 /// The key of the profile.
 const KEY: &str = "batching.profile";
 
@@ -79,16 +83,18 @@ fn planned(file: &LaunchFile, known: &Known<'_>) -> Result<Table, ConfigError> {
     Ok(table)
 }
 
-/// What the algorithm expects, with latencies in proportion to the bytes that a step reads: only their ratio matters.
+/// What the algorithm expects, with latencies in proportion to the bytes that a step reads and growing with the batch:
+/// only their ratios matter.
 fn expected(file: &LaunchFile, known: &Known<'_>) -> Vec<Behaviour> {
     let prior = known.algorithm.prior();
     let least = known.weight_bytes.iter().copied().min().unwrap_or(1).max(1) as f64;
     let one = |(index, bytes): (usize, &u64)| {
         let row = |matrix: &[Vec<f64>]| matrix.get(index).cloned().unwrap_or_default();
         let rows_max = file.models.get(index).map_or(1, |model| model.rows_max);
+        let seconds = |b: u32| *bytes as f64 / least * (1.0 + EXPECTED_PER_REQUEST * f64::from(b - 1));
         Behaviour {
             steps: 0.0,
-            seconds: vec![*bytes as f64 / least; rows_max as usize],
+            seconds: (1..=rows_max).map(seconds).collect(),
             moves: row(&prior.p),
             tokens: row(&prior.c),
         }

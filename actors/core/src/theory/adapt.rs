@@ -22,6 +22,10 @@ pub const PLANNED_MAX: u32 = 64;
 const STEPS_MIN: f64 = 16.0;
 /// A new table must be better than the one in force by this part.
 const GAIN_MIN: f64 = 0.01;
+/// Plans made while serving reach to this many times the live requests seen lately (then to a power of two), and to
+/// [`HORIZON_MIN`] at least: most of the work is at the largest N, which may never come.
+const HORIZON: u32 = 2;
+const HORIZON_MIN: u32 = 8;
 /// Numbers of live requests count for so many looks.
 const LOOKS: usize = 4;
 /// Estimates differ when a probability does by more than this and this part of the smaller one ...
@@ -58,6 +62,8 @@ pub fn tabled(policy: &dyn Policy, live_max: u32) -> Result<Table, String> {
 #[derive(Clone, Debug)]
 struct Planned {
     behaviours: Vec<Behaviour>,
+    /// Largest N.
+    horizon: u32,
     table: Arc<Table>,
 }
 
@@ -78,7 +84,7 @@ pub struct Work {
     in_force: Arc<Table>,
     planned: Option<Arc<Table>>,
     lately: BTreeMap<u32, u32>,
-    live_max: u32,
+    horizon: u32,
 }
 
 /// What came of it.
@@ -120,7 +126,9 @@ impl Adaptation {
             .collect::<Option<_>>()?;
         let mut lately: BTreeMap<u32, u32> = BTreeMap::new();
         self.lately.iter().for_each(|&n| *lately.entry(n).or_default() += 1);
-        let same = self.planned.as_ref().filter(|planned| !has_moved(&planned.behaviours, &behaviours, self.live_max));
+        let most = lately.keys().copied().max().unwrap_or(1);
+        let holds = |planned: &&Planned| most <= planned.horizon && !has_moved(&planned.behaviours, &behaviours, most);
+        let same = self.planned.as_ref().filter(holds);
         let planned = same.map(|planned| Arc::clone(&planned.table));
         if let Some(table) = &planned {
             let seen = lately.keys().all(|n| self.compared.contains(n));
@@ -128,8 +136,10 @@ impl Adaptation {
                 return None;
             }
         }
-        let behaviours = same.map_or(behaviours, |planned| planned.behaviours.clone());
-        Some(Work { behaviours, in_force: Arc::clone(in_force), planned, lately, live_max: self.live_max })
+        let wide = (HORIZON * most).next_power_of_two().max(HORIZON_MIN).min(self.live_max);
+        let (behaviours, horizon) =
+            same.map_or((behaviours, wide), |planned| (planned.behaviours.clone(), planned.horizon));
+        Some(Work { behaviours, in_force: Arc::clone(in_force), planned, lately, horizon })
     }
 
     /// Takes what came of a [`Work`]: the table to adopt, if it is better by enough.
@@ -147,18 +157,19 @@ impl Work {
     /// # Errors
     /// One line when the estimates make no system.
     pub fn run(self) -> Result<Outcome, String> {
-        let Work { behaviours, in_force, planned, lately, live_max } = self;
+        let Work { behaviours, in_force, planned, lately, horizon } = self;
         let is_new = planned.is_none();
         let table = match planned {
             Some(table) => table,
-            None => Arc::new(Table::plan(&behaviours, live_max, budget())?),
+            None => Arc::new(Table::plan(&behaviours, horizon, budget())?),
         };
         let total = |table: &Table| -> Result<f64, String> {
             lately.iter().map(|(&n, &times)| Ok(f64::from(times) * rate(table, &discretise(&behaviours, n)?))).sum()
         };
         let (new, old) = (total(&table)?, total(&in_force)?);
         let gain = if old > 0.0 { new / old - 1.0 } else { 0.0 };
-        Ok(Outcome { planned: Planned { behaviours, table }, lately: lately.into_keys().collect(), is_new, gain })
+        let planned = Planned { behaviours, horizon, table };
+        Ok(Outcome { planned, lately: lately.into_keys().collect(), is_new, gain })
     }
 }
 
@@ -219,7 +230,18 @@ mod tests {
         assert_eq!(table.thresholds(4), [1, 3]);
         assert!(adaptation.look(4, &table, &pair(0.35)).is_none());
         assert!(adaptation.look(4, &table, &pair(0.36)).is_none(), "within chance");
-        assert!(adaptation.look(9, &table, &pair(0.35)).is_none(), "planned ahead");
+        assert!(adaptation.look(8, &table, &pair(0.35)).is_none(), "planned ahead");
+    }
+
+    #[test]
+    fn plans_reach_as_far_as_the_load_may_grow_soon() {
+        let mut adaptation = Adaptation::new(12);
+        let outcome = adaptation.look(3, &eager(), &pair(0.35)).unwrap().run().unwrap();
+        let table = adaptation.finish(outcome).unwrap();
+        assert_eq!(table.rows().last().unwrap().0, 8);
+        let outcome = adaptation.look(9, &table, &pair(0.35)).unwrap().run().unwrap();
+        assert!(outcome.is_new);
+        assert_eq!(outcome.planned.table.rows().last().unwrap().0, 12);
     }
 
     #[test]

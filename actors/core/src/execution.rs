@@ -227,8 +227,7 @@ mod tests {
             let end = (0..400).flat_map(|_| (0..3).flat_map(|who| [(who, 1), (who, 2), (who, 13)]));
             for (who, act) in acts.into_iter().chain(end) {
                 match act {
-                    // Rarely replaced, often heard.
-                    3 | 0..=2 => models[who].act(act),
+                    0..=3 => models[who].act(act),
                     4..=6 => models[who].act(1),
                     7..=8 => models[who].act(2),
                     _ => if let Some((life, word)) = models[who].said.pop_front() {

@@ -89,7 +89,10 @@ impl Log {
     }
 }
 
-/// Sees a step as it begins.
+/// Sees a step of a model as it begins.
+type Begun = Arc<dyn Fn(usize, &Step) + Send + Sync>;
+
+/// The same, with the time.
 type Seen = Arc<dyn Fn(usize, Duration, &Step) + Send + Sync>;
 
 async fn perform(script: &Script, algorithm: Arc<dyn Algorithm>, seen: Seen) -> Play {
@@ -183,7 +186,7 @@ fn job(script: &Script, request: &Request) -> Job {
     }
 }
 
-fn spec(script: &Script, algorithm: Arc<dyn Algorithm>, seen: Arc<dyn Fn(usize, &Step) + Send + Sync>) -> RuntimeSpec {
+fn spec(script: &Script, algorithm: Arc<dyn Algorithm>, seen: Begun) -> RuntimeSpec {
     let models = script.models.iter().enumerate().map(|(index, model)| {
         let (limits, language, skill) = (model.limits, script.language.clone(), model.skill);
         let faults = FaultPlan::new(model.faults.clone());

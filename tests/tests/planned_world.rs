@@ -431,3 +431,51 @@ proptest! {
         }
     }
 }
+
+/// Stays at the first model, and panics at the first step of the request of one seed: a fault in an actor itself.
+#[derive(Clone, Debug)]
+struct Trips(u64);
+
+impl Algorithm for Trips {
+    fn needs(&self, _: ModelIdx) -> Needs {
+        Needs::default()
+    }
+
+    fn prior(&self) -> Prior {
+        Prior { p: vec![vec![1.0, 0.0], vec![0.0, 1.0]], c: vec![vec![1.0, 1.0]; 2] }
+    }
+
+    fn start(&self) -> Box<dyn Route> {
+        Box::new(self.clone())
+    }
+}
+
+impl Route for Trips {
+    fn route(&mut self, step: &StepView<'_>) -> Result<Decision, String> {
+        assert_ne!(step.seed, self.0, "on order");
+        Ok(Decision { to: step.model, keep: true })
+    }
+}
+
+/// A Batcher that is rebuilt goes by the thresholds in force, not by those of the launch.
+#[test]
+fn rebuilt_actors_go_by_the_table_in_force() {
+    on_virtual_time(async {
+        let spec = server(Arc::new(Trips(7)), patient(PolicySpec::Eager), Jitter::None);
+        let runtime = start_with(spec, planning()).expect("a runtime");
+        let rows = vec![(1, vec![1, 1]), (4, vec![3, 2])];
+        runtime.adopt(Table::new(rows).expect("a table")).expect("two models");
+        let Reply { mut events, .. } = runtime.submit(job(7, 20)).await.expect("accepted");
+        while events.recv().await.is_some() {}
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut replies = Vec::new();
+        for seed in 0..4 {
+            replies.push(runtime.submit(job(seed, 20)).await.expect("accepted"));
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let models = runtime.snapshot().models;
+        assert_eq!(models.iter().map(|model| model.subserver.children_restarts).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(models.iter().map(|model| model.batcher.threshold).collect::<Vec<_>>(), [3, 2]);
+        assert!(runtime.adopt(Table::new(vec![(1, vec![1])]).expect("a table")).is_err(), "one model of two");
+    });
+}

@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokenrouter_core::batching::PolicySpec;
 use tokenrouter_core::execution::Execution;
-use tokenrouter_core::executor::Step;
+use tokenrouter_core::executor::{Needs, Step};
+use tokenrouter_core::ids::ModelIdx;
+use tokenrouter_core::routing::{Algorithm, Decision, Prior, Route, StepView};
 use tokenrouter_core::sim::Fault;
-use tokenrouter_tests::world::{Play, Script, algorithm, assert_idle, assert_text, parse, play, watch};
+use tokenrouter_tests::world::{Play, Script, algorithm, assert_idle, assert_text, parse, play, play_with, watch};
 
 const MODES: [Execution; 4] = [Execution::Async, Execution::ModelSync, Execution::StepSync, Execution::StdServing];
 
@@ -215,6 +217,50 @@ fn turns_do_not_go_with_prefill_ahead() {
     let refused = std::panic::catch_unwind(|| play(&script)).expect_err("not started");
     let message = refused.downcast_ref::<String>().expect("a message");
     assert!(message.contains("batching.prefill_ahead needs models that step when they may"), "{message}");
+}
+
+/// Moves after every token, and panics at one position: a fault in an actor itself.
+#[derive(Clone, Debug)]
+struct PanicsAt(u32);
+
+impl Algorithm for PanicsAt {
+    fn needs(&self, _: ModelIdx) -> Needs {
+        Needs::default()
+    }
+
+    fn prior(&self) -> Prior {
+        Prior { p: vec![vec![0.5; 2]; 2], c: vec![vec![1.0; 2]; 2] }
+    }
+
+    fn start(&self) -> Box<dyn Route> {
+        Box::new(self.clone())
+    }
+}
+
+impl Route for PanicsAt {
+    fn route(&mut self, step: &StepView<'_>) -> Result<Decision, String> {
+        assert_ne!(step.position(), self.0, "on order");
+        Ok(Decision { to: ModelIdx(1 - step.model.0), keep: true })
+    }
+}
+
+/// The actors of a model die while it has a turn: the turn goes on to the others, and the new actors get theirs.
+#[test]
+fn a_turn_does_not_die_with_its_actors() {
+    for mode in MODES {
+        let text = "model left step=5ms\nmodel right step=9ms\n\
+                    at 0ms submit doomed prompt=20 max=20\nat 1ms submit beside prompt=3 max=4\n\
+                    at 20ms submit late prompt=3 max=9 only=right\nat 500ms submit after prompt=3 max=6\n";
+        let mut script = parse(text).expect("a scenario");
+        script.batching.execution = mode;
+        let end = play_with(&script, Arc::new(PanicsAt(26)));
+        assert_idle(&end);
+        let restarts: u64 = end.end.models.iter().map(|model| model.subserver.children_restarts).sum();
+        assert_eq!(restarts, 1, "{mode:?}\n{}", end.timeline);
+        for line in ["doomed failed: internal failure", "late Length", "after Length"] {
+            assert!(end.timeline.contains(line), "{mode:?}\n{}", end.timeline);
+        }
+    }
 }
 
 prop_compose! {

@@ -203,6 +203,11 @@ fn wrong_files_are_refused_with_line_and_remedy() {
         ),
         (
             "\"fixed\"\nthresholds = { large = 4 }",
+            "\"eager\"\nexecution = \"step_sync\"\nprefill_ahead = true",
+            "27:17: prefill_ahead needs models that step when they may; write execution = \"async\" or remove it",
+        ),
+        (
+            "\"fixed\"\nthresholds = { large = 4 }",
             "\"optimal\"",
             "25:10: policy = \"optimal\" needs a profile; measure one with `tokenrouter profile`, or write \"adaptive\"",
         ),

@@ -2,7 +2,7 @@
 //! with what would be right.
 
 use crate::error::ConfigError;
-use crate::launch::{KvBudget, LaunchFile, Model, Policy};
+use crate::launch::{Execution, KvBudget, LaunchFile, Model, Policy};
 use crate::nearest::hint;
 use crate::quantity::Bytes;
 
@@ -148,6 +148,10 @@ fn batching(file: &LaunchFile) -> Result<(), ConfigError> {
         let message =
             format!("thresholds have no meaning under policy = \"{policy}\"; write policy = \"fixed\" or remove them");
         return Err(file.error_at("batching.thresholds", message));
+    }
+    if batching.prefill_ahead && matches!(batching.execution, Execution::ModelSync | Execution::StepSync) {
+        let message = "prefill_ahead needs models that step when they may; write execution = \"async\" or remove it";
+        return Err(file.error_at("batching.prefill_ahead", message));
     }
     let planned = matches!(batching.policy, Policy::Optimal | Policy::Adaptive);
     if batching.policy == Policy::Optimal && batching.profile.is_none() {

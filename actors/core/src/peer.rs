@@ -138,12 +138,12 @@ pub enum PeerFrame {
     Failed(RequestId, Failure),
     /// A request has ended; drop whatever is held for it.
     Release(RequestId),
-    /// A request has entered elsewhere and may come: its prompt can be prefilled when there is time.
-    Ahead(Arc<Ahead>),
     /// Live counts changed.
     Live(#[serde(deserialize_with = "cautious")] LiveNotes),
     /// The sender has lost all its requests.
     Restarted,
+    /// A request has entered elsewhere and may come: its prompt can be prefilled when there is time.
+    Ahead(Arc<Ahead>),
 }
 
 /// A frame on its way. The stamp grows with every frame of a sender, also across its lives, so that repeated and late

@@ -118,16 +118,21 @@ async fn a_client_that_leaves_a_batch_or_a_peer_frees_both_models() {
         server.hold(1);
         let running = Client::post(&server, "pair", true).await;
         server.until("one runs at the peer", |s| s.models[1].decode.running == 1).await;
+        // Two are needed at the first model, as long as two are live: they go to the peer together.
         let queued = Client::post(&server, "pair", true).await;
-        server.until("one is queued at the peer", |s| s.models[1].batcher.waiting == 1).await;
+        server.until("one waits for another", |s| s.models[0].batcher.waiting == 1).await;
+        let beside = Client::post(&server, "pair", true).await;
+        server.until("two are queued at the peer", |s| s.models[1].batcher.waiting == 2).await;
         let held = Client::post(&server, "pair", true).await;
         // The others could come back, so this one waits for one of them: no token is due for a minute.
         server.until("one waits for a batch", |s| s.models[0].batcher.waiting == 1).await;
         let _first = held.leave(how).await;
-        server.until("it is gone", |s| s.live == 2 && s.models[0].batcher.waiting == 0).await;
+        server.until("it is gone", |s| s.live == 3 && s.models[0].batcher.waiting == 0).await;
         let _second = queued.leave(how).await;
-        server.until("the queued one is gone", |s| s.live == 1 && s.models[1].batcher.waiting == 0).await;
-        let _third = running.leave(how).await;
+        server.until("a queued one is gone", |s| s.live == 2 && s.models[1].batcher.waiting == 1).await;
+        let _third = beside.leave(how).await;
+        server.until("the other is gone", |s| s.live == 1 && s.models[1].batcher.waiting == 0).await;
+        let _fourth = running.leave(how).await;
         server.until("the running one is gone", |s| s.live == 0 && s.models[0].inter_model.pending == 0).await;
         server.release(1);
         server.idle_within(Duration::from_secs(1), &format!("{how:?}")).await;

@@ -20,12 +20,13 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Reads the weights of a launch file that accepts at least so many requests.
+    /// Reads the weights of a launch file for so many requests at once. The server accepts twice as many, whatever the file
+    /// says: thresholds are planned for each number that it accepts.
     ///
     /// # Errors
     /// The launch file or a model is wrong.
     pub fn load(context: &Context, mut file: LaunchFile, workers: u32) -> Result<Stage, CliError> {
-        file.server.live_max = file.server.live_max.max(workers);
+        file.server.live_max = workers * 2;
         let loaded = crate::cli::run::load(context, file)?;
         let batching = loaded.file.batching.clone();
         Ok(Stage::Weights(Box::new(loaded), batching))

@@ -35,6 +35,7 @@ scenarios![
     pinned_beside_routed,
     pool_too_small,
     prefix_hits,
+    prefix_of_a_silent_entry,
     r_stitch_runs,
     refused,
     stay,

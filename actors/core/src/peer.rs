@@ -35,6 +35,8 @@ pub struct PeerReq {
     pub known: Known,
     /// Hops of this request so far, this one included.
     pub hops: u32,
+    /// Prompt tokens that the home's prefix cache held.
+    pub cached: u32,
     /// Hops in a row that committed nothing, this one included if so.
     pub barren: u8,
     /// Live counts, filled in by InterModel as it sends.
@@ -174,6 +176,7 @@ mod tests {
             tokens: sent.into(),
             known: Known::new(),
             hops: 1,
+            cached: 0,
             barren: 0,
             live: LiveNotes::new(),
             ext: Vec::new(),

@@ -312,6 +312,7 @@ impl Running {
             tokens: body.tokens[suffix.base as usize..].into(),
             known: body.known.clone(),
             hops: body.hops,
+            cached: body.cached,
             barren: body.barren,
             live: LiveNotes::new(),
             ext: suffix.ext,

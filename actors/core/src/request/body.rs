@@ -20,6 +20,7 @@ pub(super) struct Body {
     pub(super) tokens: Vec<TokenId>,
     pub(super) known: Known,
     pub(super) lease: Lease,
+    /// Prompt tokens that the home's prefix cache held.
     pub(super) cached: u32,
     pub(super) fresh: bool,
     /// Only fills the prefix cache; nothing is ever drawn.
@@ -63,6 +64,9 @@ impl Body {
         self.known.copy_from_slice(&message.known);
         self.known[self.me.index()] = self.tokens.len() as u32;
         self.hops = message.hops;
+        if self.me != self.spec.home {
+            self.cached = message.cached;
+        }
         self.barren = message.barren;
         self.count_from(before);
         Ok(())
@@ -118,7 +122,7 @@ impl Body {
             entropy: drawn.signals.entropy.map(|entropy| entropy.normalised()),
             logprobs: drawn.logprobs,
             hops: self.hops,
-            cached: if self.me == self.spec.home { self.cached } else { 0 },
+            cached: self.cached,
             finish: self.finish_of(drawn.token),
         }
     }

@@ -58,7 +58,7 @@ pub struct Committed {
     pub logprobs: Option<TokenLogprobs>,
     /// Hops of the request so far.
     pub hops: u32,
-    /// Prompt tokens that the prefix cache gave, said with the first token of the entry model.
+    /// Prompt tokens that the prefix cache of the entry model held.
     pub cached: u32,
     /// Set on the last token.
     pub finish: Option<FinishReason>,

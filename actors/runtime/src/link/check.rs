@@ -139,6 +139,7 @@ mod tests {
             tokens: [7, 8, 99].as_slice().into(),
             known: [3, 3].as_slice().into(),
             hops: 1,
+            cached: 0,
             barren: 0,
             live: LiveNotes::new(),
             ext: Vec::new(),

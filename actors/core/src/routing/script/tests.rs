@@ -158,6 +158,7 @@ fn message(base: u32, tokens: &[TokenId], ext: Vec<u8>) -> PeerReq {
         tokens: tokens.into(),
         known: Known::from_slice(&[5, 5]),
         hops: 1,
+        cached: 0,
         barren: 0,
         live: crate::live::LiveNotes::new(),
         ext,

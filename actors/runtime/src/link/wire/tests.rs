@@ -85,13 +85,14 @@ prop_compose! {
         request in id(),
         (home, from, to) in (model(), model(), model()),
         spec in option::of(spec().prop_map(Arc::new)),
-        (base, hops, barren) in any::<(u32, u32, u8)>(),
+        (base, hops, cached, barren) in any::<(u32, u32, u32, u8)>(),
         tokens in vec(any::<u32>(), 0..40),
         known in vec(any::<u32>(), 0..9),
         live in notes(),
         ext in vec(any::<u8>(), 0..9),
     ) -> PeerReq {
-        PeerReq { request, home, from, to, spec, base, tokens: tokens.into(), known: known.into(), hops, barren, live, ext }
+        let (tokens, known) = (tokens.into(), known.into());
+        PeerReq { request, home, from, to, spec, base, tokens, known, hops, cached, barren, live, ext }
     }
 }
 

@@ -3,7 +3,7 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use support::{Folder, Serving, program, run};
 use tokenrouter_core::theory::profile::{ModelProfile, Point, Profile, VERSION, Way};
 
@@ -39,7 +39,7 @@ fn profile(names: [&str; 2]) -> String {
 
 /// The server says where its thresholds come from, and answers.
 #[track_caller]
-fn answers(folder: &Folder, config: &PathBuf, from: &str) -> String {
+fn answers(folder: &Folder, config: &Path, from: &str) -> String {
     let config = config.display().to_string();
     let serving = Serving::start(program(folder, &["--config", &config]));
     let line = serving.logged("thresholds planned");

@@ -16,6 +16,7 @@ pub mod norm;
 mod pool;
 pub mod quant;
 pub mod reduce;
+pub mod roofline;
 pub mod rope;
 mod simd;
 pub mod sys;

@@ -10,3 +10,4 @@ pub mod runner;
 pub mod sampling;
 pub mod signals;
 pub mod weights;
+pub mod work;

@@ -9,6 +9,7 @@ use crate::models::{self, parts::Parts};
 use crate::ops::{KvFormat, KvShape, Ops, OpsError};
 use crate::runner::{Runner, RunnerParts};
 use crate::weights::{self, ModelConfig, ModelFiles, WeightsError};
+use crate::work::Work;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
@@ -260,6 +261,11 @@ impl LoadedModel {
     /// Shape of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Bytes and operations of its steps.
+    pub fn work(&self) -> Work {
+        Work::of(&self.decoder, &self.config, self.info.kv_bytes_per_token)
     }
 
     /// Capacity of the executors.

@@ -95,9 +95,14 @@ impl Matrix {
         self.packed.as_ref().map_or(0, |p| p.scales.bytes() + p.codes.bytes())
     }
 
+    /// Bytes of the weights as stored.
+    pub fn stored_bytes(&self) -> usize {
+        self.rows * self.row_bytes
+    }
+
     /// Bytes that a product reads.
     pub fn weight_bytes(&self) -> usize {
-        self.packed.as_ref().map_or(self.rows * self.row_bytes, |p| p.scales.len() + p.codes.len())
+        self.packed.as_ref().map_or(self.stored_bytes(), |p| p.scales.len() + p.codes.len())
     }
 
     /// Decodes one row, for example the embedding of a token.

@@ -10,16 +10,25 @@ use crate::KernelError;
 pub enum Isa {
     /// Plain Rust, left to the compiler.
     Portable,
+    /// AArch64 with its vectors of 128 bits.
+    Neon,
+    /// AArch64 with dot products of bytes (`dotprod`, ARMv8.2).
+    NeonDot,
     /// x86-64 AVX2 with FMA and F16C.
     Avx2,
+    /// x86-64 AVX2 with FMA, F16C and VNNI on its 256 bits (`avx_vnni`).
+    Avx2Vnni,
     /// x86-64 AVX-512 (F, BW, DQ, VL) with VNNI.
     Avx512,
 }
 
 impl Isa {
+    /// All of them, the best last.
+    pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Neon, Isa::NeonDot, Isa::Avx2, Isa::Avx2Vnni, Isa::Avx512];
+
     /// The best instruction set of this machine.
     pub fn detect() -> Isa {
-        [Isa::Avx512, Isa::Avx2].into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable)
+        Isa::ALL.into_iter().rfind(|isa| isa.available()).unwrap_or(Isa::Portable)
     }
 
     /// Whether this machine has it.
@@ -31,6 +40,8 @@ impl Isa {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
+            Isa::Avx2Vnni => is_x86_feature_detected!("avxvnni") && Isa::Avx2.available(),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
@@ -39,8 +50,13 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vnni")
                     && Isa::Avx2.available()
             }
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => false,
+            // Miri runs no inline assembly.
+            #[cfg(all(target_arch = "aarch64", target_endian = "little", not(miri)))]
+            Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            #[cfg(all(target_arch = "aarch64", target_endian = "little", not(miri)))]
+            Isa::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod") && Isa::Neon.available(),
+            #[allow(unreachable_patterns, reason = "the instruction sets of other architectures")]
+            _ => false,
         }
     }
 
@@ -48,7 +64,10 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
+            Isa::Neon => "neon",
+            Isa::NeonDot => "neon-dotprod",
             Isa::Avx2 => "avx2",
+            Isa::Avx2Vnni => "avx2-vnni",
             Isa::Avx512 => "avx512-vnni",
         }
     }

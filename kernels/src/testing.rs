@@ -53,7 +53,7 @@ impl Random {
 
 /// Every instruction set of this machine.
 pub(crate) fn isas() -> Vec<Isa> {
-    [Isa::Portable, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.available()).collect()
+    Isa::ALL.into_iter().filter(|isa| isa.available()).collect()
 }
 
 pub(crate) fn pool(threads: usize, isa: Isa) -> Pool {

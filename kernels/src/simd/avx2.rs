@@ -1,11 +1,11 @@
-//! AVX2 with FMA and F16C: a vector is two registers, lanes 0..8 and 8..16.
+//! AVX2 with FMA and F16C, with or without VNNI: a vector is two registers, lanes 0..8 and 8..16.
 
 use super::{Kernel, Simd};
 use std::arch::x86_64::*;
 
-/// Proof that the machine has AVX2, FMA and F16C; made by [`run`] alone.
+/// Proof that the machine has AVX2, FMA and F16C, and `avx_vnni` if `VNNI`; made by [`run`] and [`run_vnni`] alone.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2<const VNNI: bool>(());
 
 /// Runs a kernel compiled for this instruction set.
 ///
@@ -13,7 +13,16 @@ pub(crate) struct Avx2(());
 /// The machine has it ([`crate::sys::Isa::available`]).
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx2(()))
+    kernel.run(Avx2::<false>(()))
+}
+
+/// As [`run`].
+///
+/// # Safety
+/// As [`run`].
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+pub(super) unsafe fn run_vnni<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2::<true>(()))
 }
 
 type F = [__m256; 2];
@@ -33,7 +42,7 @@ macro_rules! methods {
 
 const ROUND_EVEN: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type F = F;
     type I = I;
     type B = I;
@@ -137,6 +146,12 @@ impl Simd for Avx2 {
         fn zero_i() -> I { [_mm256_setzero_si256(); 2] }
         fn dot7(acc: I, codes: I, values: [i8; 4]) -> I {
             let x = _mm256_set1_epi32(i32::from_le_bytes(values.map(|v| v as u8)));
+            if VNNI {
+                return [
+                    _mm256_dpbusd_avx_epi32(acc[0], codes[0], x),
+                    _mm256_dpbusd_avx_epi32(acc[1], codes[1], x),
+                ];
+            }
             let ones = _mm256_set1_epi16(1);
             // Pairs of products stay within 2 * 127 * 127 < 2^15.
             let low = _mm256_madd_epi16(_mm256_maddubs_epi16(codes[0], x), ones);
@@ -156,12 +171,12 @@ impl Simd for Avx2 {
         fn shr_b<const N: u32>(a: I, mask: u8) -> I {
             let count = _mm_cvtsi32_si128(N as i32);
             let shifted = [_mm256_srl_epi16(a[0], count), _mm256_srl_epi16(a[1], count)];
-            Avx2(()).and_b(shifted, mask & (0xffu8 >> N))
+            Avx2::<VNNI>(()).and_b(shifted, mask & (0xffu8 >> N))
         }
         fn shl_b<const N: u32>(a: I, mask: u8) -> I {
             let count = _mm_cvtsi32_si128(N as i32);
             let shifted = [_mm256_sll_epi16(a[0], count), _mm256_sll_epi16(a[1], count)];
-            Avx2(()).and_b(shifted, mask & (0xffu8 << N))
+            Avx2::<VNNI>(()).and_b(shifted, mask & (0xffu8 << N))
         }
         fn prefetch(from: &[u8], ahead: usize) {
             _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(ahead).cast())
@@ -170,6 +185,9 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn dot8(self, acc: I, codes: I, values: [i8; 4]) -> I {
+        if VNNI {
+            return self.dot7(acc, codes, values);
+        }
         // The low seven bits and the top bit by themselves, so that no pair of products saturates (2 * 128 * 127 < 2^15).
         let acc = self.dot7(acc, self.and_b(codes, 0x7f), values);
         self.dot7(acc, self.and_b(codes, 0x80), values)

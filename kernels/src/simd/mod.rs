@@ -1,4 +1,4 @@
-//! Vectors of 16 lanes: one small trait, three implementations with bit-identical results.
+//! Vectors of 16 lanes: one small trait, its implementations with bit-identical results.
 //!
 //! Owner: every fast kernel is written once over [`Simd`] and run through [`run`] with the instruction set of its
 //! pool. Invariant: a value of an implementation exists only where [`Isa::available`] said yes, so its methods are
@@ -10,6 +10,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub(crate) mod math;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod neon;
 mod portable;
 pub(crate) mod value;
 
@@ -69,15 +71,22 @@ pub(crate) use unrolled;
 pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     debug_assert!(isa.available());
     match isa {
-        Isa::Portable => kernel.run(Portable),
-        // SAFETY: pools only carry instruction sets that were detected.
+        // SAFETY: pools only carry instruction sets that were detected; so for all of them.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { avx2::run(kernel) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
+        Isa::Avx2Vnni => unsafe { avx2::run_vnni(kernel) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512::run(kernel) },
-        #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => kernel.run(Portable),
+        // SAFETY: as above.
+        #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+        Isa::Neon => unsafe { neon::run(kernel) },
+        // SAFETY: as above.
+        #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+        Isa::NeonDot => unsafe { neon::run_dot(kernel) },
+        _ => kernel.run(Portable),
     }
 }
 

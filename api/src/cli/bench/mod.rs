@@ -4,12 +4,15 @@
 mod ablate;
 mod drive;
 mod picture;
+mod prefill;
 mod report;
+mod roofline;
 mod rows;
 mod shape;
 mod simulated;
 mod stage;
 mod statistics;
+mod step;
 
 use super::{CliError, Context};
 
@@ -24,6 +27,10 @@ pub struct Args {
 enum What {
     /// Take one thing away at a time: delayed batching, asynchronous models, kept KV, routing
     Ablate(ablate::Args),
+    /// Time single steps of a model: sequences by new tokens
+    Step(step::Args),
+    /// Time how fast a model takes in a prompt
+    Prefill(prefill::Args),
 }
 
 impl Args {
@@ -31,6 +38,8 @@ impl Args {
     pub fn wants_json(&self) -> bool {
         match &self.what {
             What::Ablate(args) => args.json,
+            What::Step(args) => args.wants_json(),
+            What::Prefill(args) => args.wants_json(),
         }
     }
 }
@@ -39,5 +48,7 @@ impl Args {
 pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     match &args.what {
         What::Ablate(args) => ablate::run(context, args),
+        What::Step(args) => step::run(context, args),
+        What::Prefill(args) => prefill::run(context, args),
     }
 }

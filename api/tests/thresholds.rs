@@ -5,7 +5,8 @@ mod support;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use support::{Folder, Serving, program, run};
-use tokenrouter_core::theory::profile::{ModelProfile, Point, Profile, VERSION, Way};
+use tokenrouter_core::theory::latency::Point;
+use tokenrouter_core::theory::profile::{ModelProfile, Profile, VERSION, Way};
 
 /// The embedded pair's launch file with these lines instead of its policy.
 fn launch(folder: &Folder, policy: &str) -> PathBuf {
@@ -29,7 +30,6 @@ fn profile(names: [&str; 2]) -> String {
             alone: points(1.0),
             beside: points(1.0),
             ways: ways.into_iter().enumerate().map(way).collect::<BTreeMap<_, _>>(),
-            row_tokens: 1.0,
             observations: 1_000,
         }
     };

@@ -5,6 +5,7 @@ mod bench;
 mod chat;
 mod check;
 mod convert_router;
+mod counted;
 mod drawing;
 mod eval;
 mod generate;

@@ -69,7 +69,7 @@ fn planned(file: &LaunchFile, known: &Known<'_>) -> Result<Table, ConfigError> {
     let begin = Instant::now();
     let live_max = file.server.live_max.min(PLANNED_MAX);
     let table = match known.profile {
-        Some(profile) => profile.table(&file.router.models, live_max, budget()),
+        Some(profile) => profile.measured(&file.router.models).and_then(|known| known.table(live_max, budget())),
         None => Table::plan(&expected(file, known), live_max, budget()),
     };
     let key = if known.profile.is_some() { KEY } else { "batching.policy" };

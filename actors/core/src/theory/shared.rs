@@ -1,38 +1,56 @@
 //! Throughput by simulation where models slow each other down: they share cores, so the pace of a step changes whenever
 //! another step starts or ends. Owner: the planner, for measured profiles. Invariant: with equal latencies alone and
-//! beside others it is the simulation of [`crate::theory::simulate`] without ticks; luck is common to all thresholds.
+//! beside others that do not depend on tokens it is the simulation of [`crate::theory::simulate`] without ticks; luck is
+//! common to all thresholds.
 //!
-//! A step with b requests is `alone[b]` seconds of work. While k of the M - 1 other models run it goes on at
-//! `1 / (1 + (beside[b] / alone[b] - 1) k / (M - 1))` of full speed.
+//! A row consumes what has been committed since the last row of its request at that model, by whomever, and one token at
+//! least. A step of b rows with t tokens each on average is `alone(b, t)` seconds of work. While k of the M - 1 other
+//! models run it goes on at `1 / (1 + (beside(b, t) / alone(b, t) - 1) k / (M - 1))` of full speed.
 
 use crate::rng::{Stream, unit};
+use crate::theory::latency::Surface;
+use crate::theory::observe::Behaviour;
 use crate::theory::simulate::{Length, PARTS, Simulated};
 
 /// Work that is left of a step after rounding, in seconds.
 const NOTHING: f64 = 1e-12;
 
+/// Steps that the walk of one request is followed for to find what rows consume.
+const WALK: u32 = 20_000;
+
 /// A system whose models have two latencies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shared {
-    /// `alone[i][b - 1]`: seconds of a step of model i with b requests; its length is the largest batch.
-    pub alone: Vec<Vec<f64>>,
-    /// The same while all others run.
-    pub beside: Vec<Vec<f64>>,
+    /// Steps of every model with nothing else at work.
+    pub alone: Vec<Surface>,
+    /// The same while all others run; for the same largest batches.
+    pub beside: Vec<Surface>,
     /// P.
     pub moves: Vec<Vec<f64>>,
     /// C.
     pub tokens: Vec<Vec<f64>>,
 }
 
+/// A request on its way.
+#[derive(Clone, Debug)]
+struct Walker {
+    seed: u64,
+    /// Ways behind it.
+    taken: u32,
+    /// Tokens committed since its last row at each model.
+    behind: Vec<u32>,
+}
+
 struct Run<'a> {
     shared: &'a Shared,
     thresholds: &'a [u32],
-    seed: u64,
+    walkers: Vec<Walker>,
     waiting: Vec<Vec<u32>>,
     running: Vec<Vec<u32>>,
     /// Seconds of work left of the step of each model.
     left: Vec<f64>,
-    taken: Vec<u32>,
+    /// How many times as long that step takes while all others run.
+    slower: Vec<f64>,
     now: f64,
     ways: u64,
     tokens: f64,
@@ -45,7 +63,7 @@ impl Shared {
     /// One line for thresholds that do not fit.
     pub fn throughput(&self, requests: u32, thresholds: &[u32], length: Length) -> Result<Simulated, String> {
         let models = self.alone.len();
-        let cap = |i: usize| requests.min(self.alone[i].len() as u32);
+        let cap = |i: usize| requests.min(self.alone[i].rows_max());
         let fits = thresholds.len() == models
             && thresholds.iter().enumerate().all(|(i, &b)| (1..=cap(i)).contains(&b))
             && thresholds.iter().map(|b| b - 1).sum::<u32>() < requests;
@@ -55,11 +73,11 @@ impl Shared {
         let mut run = Run {
             shared: self,
             thresholds,
-            seed: length.seed,
+            walkers: (0..requests).map(|request| Walker::new(length.seed ^ u64::from(request) << 32, models)).collect(),
             waiting: vec![Vec::new(); models],
             running: vec![Vec::new(); models],
             left: vec![0.0; models],
-            taken: vec![0; requests as usize],
+            slower: vec![1.0; models],
             now: 0.0,
             ways: 0,
             tokens: 0.0,
@@ -69,6 +87,62 @@ impl Shared {
         let each = (length.ways / PARTS).max(1);
         let parts: Vec<(f64, f64)> = (0..PARTS).map(|_| run.go(each)).collect();
         Ok(Simulated::of_parts(&parts))
+    }
+
+    /// Models that do this, whoever else runs and whatever rows consume.
+    pub fn of(behaviours: &[Behaviour]) -> Shared {
+        let alone: Vec<_> = behaviours.iter().map(|one| Surface::flat(one.seconds.clone())).collect();
+        Shared {
+            beside: alone.clone(),
+            alone,
+            moves: behaviours.iter().map(|one| one.moves.clone()).collect(),
+            tokens: behaviours.iter().map(|one| one.tokens.clone()).collect(),
+        }
+    }
+
+    /// What the rows of one request consume at each model, in their order; of a model it never comes to, a decode.
+    pub fn lengths(&self) -> Vec<Vec<u32>> {
+        let mut lengths = vec![Vec::new(); self.alone.len()];
+        let (mut walker, mut at) = (Walker::new(1, lengths.len()), 0);
+        for _ in 0..WALK {
+            lengths[at].push(walker.consume(at));
+            at = walker.go(self, at);
+        }
+        lengths.iter_mut().filter(|lengths| lengths.is_empty()).for_each(|lengths| lengths.push(1));
+        lengths
+    }
+
+    fn way(&self, i: usize, mut number: f64) -> usize {
+        let row = &self.moves[i];
+        for (j, p) in row.iter().enumerate() {
+            if number < *p {
+                return j;
+            }
+            number -= p;
+        }
+        row.iter().rposition(|p| *p > 0.0).unwrap_or(i)
+    }
+}
+
+impl Walker {
+    fn new(seed: u64, models: usize) -> Walker {
+        Walker { seed, taken: 0, behind: vec![1; models] }
+    }
+
+    /// Tokens of its next row at this model, which is made now.
+    fn consume(&mut self, i: usize) -> u32 {
+        std::mem::take(&mut self.behind[i]).max(1)
+    }
+
+    /// Where it goes from model i.
+    fn go(&mut self, shared: &Shared, i: usize) -> usize {
+        let draw = |stream| unit(self.seed, self.taken, stream);
+        let to = shared.way(i, draw(Stream::Owner));
+        let mean = shared.tokens[i][to];
+        let kept = mean.floor() as u32 + u32::from(draw(Stream::Token) < mean.fract());
+        self.taken = self.taken.wrapping_add(1);
+        self.behind.iter_mut().for_each(|behind| *behind += kept);
+        to
     }
 }
 
@@ -87,9 +161,13 @@ impl Run<'_> {
         for i in 0..self.left.len() {
             let waiting = self.waiting[i].len();
             if self.running[i].is_empty() && waiting >= self.thresholds[i] as usize {
-                let batch = waiting.min(self.shared.alone[i].len());
+                let batch = waiting.min(self.shared.alone[i].rows_max() as usize);
                 self.running[i].extend(self.waiting[i].drain(..batch));
-                self.left[i] = self.shared.alone[i][batch - 1];
+                let walkers = &mut self.walkers;
+                let consumed = self.running[i].iter().map(|&request| walkers[request as usize].consume(i)).sum::<u32>();
+                let (rows, tokens) = (batch as u32, f64::from(consumed) / batch as f64);
+                self.left[i] = self.shared.alone[i].seconds(rows, tokens);
+                self.slower[i] = self.shared.beside[i].seconds(rows, tokens) / self.left[i];
             }
         }
     }
@@ -99,10 +177,7 @@ impl Run<'_> {
         let models = self.left.len();
         let busy: Vec<usize> = (0..models).filter(|&i| !self.running[i].is_empty()).collect();
         let crowd = (busy.len().saturating_sub(1)) as f64 / (models - 1).max(1) as f64;
-        let pace = |i: usize| {
-            let b = self.running[i].len() - 1;
-            1.0 / (1.0 + (self.shared.beside[i][b] / self.shared.alone[i][b] - 1.0) * crowd)
-        };
+        let pace = |i: usize| 1.0 / (1.0 + (self.slower[i] - 1.0) * crowd);
         let paces: Vec<f64> = busy.iter().map(|&i| pace(i)).collect();
         let next = busy.iter().zip(&paces).map(|(&i, pace)| self.left[i] / pace).fold(f64::INFINITY, f64::min);
         if !next.is_finite() {
@@ -123,23 +198,10 @@ impl Run<'_> {
         let batch = std::mem::take(&mut self.running[i]);
         self.ways += batch.len() as u64;
         for request in batch {
-            let n = self.taken[request as usize];
-            self.taken[request as usize] = n.wrapping_add(1);
-            let to = self.way(i, unit(self.seed ^ u64::from(request) << 32, n, Stream::Owner));
+            let to = self.walkers[request as usize].go(self.shared, i);
             self.tokens += self.shared.tokens[i][to];
             self.waiting[to].push(request);
         }
-    }
-
-    fn way(&self, i: usize, mut number: f64) -> usize {
-        let row = &self.shared.moves[i];
-        for (j, p) in row.iter().enumerate() {
-            if number < *p {
-                return j;
-            }
-            number -= p;
-        }
-        row.iter().rposition(|p| *p > 0.0).unwrap_or(i)
     }
 }
 
@@ -147,6 +209,7 @@ impl Run<'_> {
 mod tests {
     use super::*;
     use crate::theory::chain::{Reach, throughput};
+    use crate::theory::latency::Point;
     use crate::theory::system::System;
 
     /// Models that do not slow each other down have the throughput of the exact chain; two that halve each other's pace
@@ -161,14 +224,15 @@ mod tests {
                 latency.iter().map(|row| row.iter().map(|&ticks| f64::from(ticks) * 1e-3).collect()).collect();
             let system = System::new(n, latency, moves.clone(), tokens.clone()).expect("a system");
             let exact = throughput(&system, &thresholds, Reach::default()).expect("T(B)").throughput * 1e3;
+            let alone: Vec<Surface> = alone.into_iter().map(Surface::flat).collect();
             let shared = Shared { beside: alone.clone(), alone, moves, tokens };
             let found = shared.throughput(n, &thresholds, Length { ways: 400_000, seed: 3 }).expect("simulated");
             assert!((found.throughput - exact).abs() < 2.0 * found.error, "{n} {p} {thresholds:?}: {found:?} {exact}");
         }
         let stay = vec![vec![0.0, 1.0], vec![1.0, 0.0]];
         let mut shared = Shared {
-            alone: vec![vec![0.01]; 2],
-            beside: vec![vec![0.02]; 2],
+            alone: vec![Surface::flat(vec![0.01]); 2],
+            beside: vec![Surface::flat(vec![0.02]); 2],
             moves: stay,
             tokens: vec![vec![1.0, 1.0]; 2],
         };
@@ -179,5 +243,31 @@ mod tests {
         shared.beside = shared.alone.clone();
         assert!((at(&shared, 4).expect("four") - 200.0).abs() < 0.5, "{:?}", at(&shared, 4));
         assert!(at(&shared, 1).is_ok() && shared.throughput(1, &[1, 2], Length::default()).is_err());
+    }
+
+    /// Bernoulli routing: the large model catches up on 1 / p tokens on average, geometrically spread, and a step that
+    /// costs nothing below four tokens and a second for each above costs what that spread says, not what its mean does.
+    #[test]
+    fn rows_consume_what_others_committed() {
+        let p = 0.2;
+        let point = |tokens: u32, seconds: f64| Point { rows: 1, tokens, seconds, spread: 0.0 };
+        let hinge = [point(1, 1.0), point(4, 1.0), point(5, 2.0), point(6, 3.0)];
+        let shared = Shared {
+            alone: vec![Surface::flat(vec![1.0]), Surface::new(&hinge, 1)],
+            beside: vec![Surface::flat(vec![1.0]), Surface::new(&hinge, 1)],
+            moves: vec![vec![1.0 - p, p], vec![1.0, 0.0]],
+            tokens: vec![vec![1.0, 0.0], vec![1.0, 0.0]],
+        };
+        let lengths = shared.lengths();
+        assert!(lengths[0].iter().all(|&tokens| tokens == 1));
+        let mean = f64::from(lengths[1].iter().sum::<u32>()) / lengths[1].len() as f64;
+        assert!((mean * p - 1.0).abs() < 0.05, "{mean}");
+        // A cycle: 1 / p steps of the small model, whose last token is dropped, and one of the large model with
+        // k tokens, P(k) = p (1 - p)^(k - 1): E max(k - 4, 0) = (1 - p)^4 / p.
+        let seconds = 1.0 / p + 1.0 + (1.0 - p).powi(4) / p;
+        let found = shared.throughput(1, &[1, 1], Length { ways: 400_000, seed: 5 }).expect("simulated");
+        let expected = (1.0 / p) / seconds;
+        assert!((found.throughput - expected).abs() < 2.0 * found.error, "{found:?} {expected}");
+        assert!(found.error < 0.02 * expected);
     }
 }

@@ -1,15 +1,19 @@
-//! Is the prediction true? Runs N requests of a fixed length under given thresholds and counts tokens per second.
+//! Is the prediction true? Runs N requests of a fixed length under given thresholds, counts tokens per second, and looks at
+//! which ways the requests went and how long the steps took.
 //! Owner: the command. Invariant: only the time in which all N requests are past their prompts and none has ended counts,
 //! for that is the closed system that was planned for.
 
 use crate::cli::CliError;
+use crate::cli::counted::{Counted, Seen};
 use crate::launch::{self, Loaded};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokenrouter_config::Policy;
 use tokenrouter_core::executor::PAGE_TOKENS;
 use tokenrouter_core::ids::TokenId;
 use tokenrouter_core::job::{Event, Failure, Job, Prompt, StopRules};
 use tokenrouter_core::rng::mix;
+use tokenrouter_core::theory::observe::Behaviour;
 
 /// Tokens of a prompt; they are random.
 const PROMPT: u32 = 64;
@@ -29,30 +33,52 @@ pub struct Trial<'a> {
     pub seed: u64,
 }
 
-/// Tokens per second of all requests together.
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Of all requests together.
+    pub tokens_per_second: f64,
+    /// What the models did: the ways counted, the latencies as learnt while they served, alone or not.
+    pub behaviours: Vec<Behaviour>,
+}
+
+/// Runs it.
 ///
 /// # Errors
 /// [`CliError`] when a request is refused or breaks off, and for runs too short to have a time that counts.
-pub fn measure(loaded: &mut Loaded, trial: Trial<'_>) -> Result<f64, CliError> {
+pub fn measure(loaded: &mut Loaded, trial: Trial<'_>) -> Result<Run, CliError> {
     let batching = &mut loaded.file.batching;
     (batching.policy, batching.profile) = (Policy::Fixed, None);
     batching.thresholds = loaded.file.router.models.iter().cloned().zip(trial.thresholds.iter().copied()).collect();
     // Long enough that thresholds alone decide.
     batching.max_wait_ms = 60_000;
     let jobs = jobs(loaded, trial)?;
-    let streams = actix_rt::System::new().block_on(async {
-        let runtime = loaded.start()?;
+    let counted = Arc::new(Counted::new(loaded.algorithm.clone(), loaded.members.len()));
+    let (streams, seconds) = actix_rt::System::new().block_on(async {
+        let runtime = loaded.start_with(counted.clone())?;
         let streams = jobs.into_iter().map(|job| {
             let runtime = runtime.clone();
             async move { watch(&runtime, job).await }
         });
         let streams = futures_util::future::try_join_all(streams).await?;
+        let models = runtime.snapshot().models;
         runtime.drain(Duration::from_secs(1)).await;
-        Ok::<_, CliError>(streams)
+        Ok::<_, CliError>((streams, models.into_iter().map(|model| model.decode.behaviour.seconds.clone())))
     })?;
-    rate(&streams).ok_or_else(|| {
+    let tokens_per_second = rate(&streams).ok_or_else(|| {
         CliError::Usage(format!("--measure {}: the runs were too short; give more tokens", trial.tokens))
-    })
+    })?;
+    let names = loaded.names();
+    let behaviour = |(seen, seconds): (Seen, Vec<f64>)| {
+        let way = |name: &String| seen.ways.get(name).copied().unwrap_or_default();
+        Behaviour {
+            steps: seen.observations as f64,
+            seconds,
+            moves: names.iter().map(|name| way(name).share).collect(),
+            tokens: names.iter().map(|name| way(name).tokens).collect(),
+        }
+    };
+    Ok(Run { tokens_per_second, behaviours: counted.seen(&names).into_iter().zip(seconds).map(behaviour).collect() })
 }
 
 fn jobs(loaded: &Loaded, trial: Trial<'_>) -> Result<Vec<Job>, CliError> {

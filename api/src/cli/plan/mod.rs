@@ -12,12 +12,14 @@ use super::run::load;
 use super::{CliError, Context};
 use crate::launch;
 use measure::{Trial, measure};
-use outlook::Check;
+use outlook::{Check, Checked};
 use serde_json::json;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use tokenrouter_config::LaunchFile;
-use tokenrouter_core::theory::profile::{Outlook, Profile};
+use tokenrouter_core::job::Failure;
+use tokenrouter_core::theory::measured::{Measured, Outlook};
+use tokenrouter_core::theory::profile::Profile;
 use tokenrouter_core::theory::search::{Budget, Plan, plan};
 use tokenrouter_core::theory::system::System;
 
@@ -90,14 +92,15 @@ fn of_profile(context: &Context, (args, path): (&Args, &Path)) -> Result<String,
         Some(requests) => vec![requests],
         None => (1..=args.up_to.unwrap_or(UP_TO)).collect(),
     };
+    let known = profile.measured(&names).map_err(usage)?;
     let bar = context.progress.count("planning", wanted.len() as u64);
-    let plans = wanted.iter().map(|&n| profile.plan(&names, n, Budget::default())).inspect(|_| bar.inc(1));
+    let plans = wanted.iter().map(|&n| known.plan(n, Budget::default())).inspect(|_| bar.inc(1));
     let outlooks: Vec<Outlook> = plans.collect::<Result<_, _>>().map_err(usage)?;
     bar.finish_and_clear();
     let most = wanted.iter().copied().max().unwrap_or(1);
-    let bound = (longest(&profile, most), file.batching.max_wait_ms);
+    let bound = (known.longest(most), file.batching.max_wait_ms);
     let checks = match (args.measure, outlooks.as_slice()) {
-        (Some(tokens), [one]) => check(context, (args, file), (one, tokens))?,
+        (Some(tokens), [one]) => check(context, (args, file), (&known, one, tokens))?,
         _ => Vec::new(),
     };
     if args.json {
@@ -107,43 +110,36 @@ fn of_profile(context: &Context, (args, path): (&Args, &Path)) -> Result<String,
         [one] if args.requests.is_some() => outlook::one(&names, one),
         many => outlook::many(&names, many),
     };
-    text += &outlook::warning(&outlooks, bound).unwrap_or_default();
+    text += &outlook::notes(&outlooks, bound);
     if !checks.is_empty() {
         text += &outlook::checks(&names, &checks);
     }
     Ok(text)
 }
 
-/// Seconds of the longest step with up to so many requests.
-fn longest(profile: &Profile, requests: u32) -> f64 {
-    let step = |model: &tokenrouter_core::theory::profile::ModelProfile| {
-        [0.0, 1.0].map(|x| model.seconds(requests.min(model.rows_max), x)).into_iter().fold(0.0, f64::max)
-    };
-    profile.models.iter().map(step).fold(0.0, f64::max)
-}
-
 /// Runs what was predicted: the best thresholds and eager starts in turn.
 fn check(
     context: &Context,
     (args, file): (&Args, LaunchFile),
-    (outlook, tokens): (&Outlook, u32),
+    (known, outlook, tokens): (&Measured, &Outlook, u32),
 ) -> Result<Vec<Check>, CliError> {
     let mut file = file;
     // Thresholds are set for each run.
     (file.batching.policy, file.batching.profile) = (tokenrouter_config::Policy::Eager, None);
     logs::start(context, &file, Talk::Command)?;
     let mut loaded = load(context, file)?;
-    let mut checks = vec![Check { predicted: outlook.eager.clone(), measured: Vec::new() }];
+    let mut checks = vec![Check::new(outlook.eager.clone())];
     if outlook.best.thresholds != outlook.eager.thresholds {
-        checks.push(Check { predicted: outlook.best.clone(), measured: Vec::new() });
+        checks.push(Check::new(outlook.best.clone()));
     }
     let bar = context.progress.count("measuring", u64::from(args.repeat) * checks.len() as u64);
     for round in 0..args.repeat {
         for check in &mut checks {
             let thresholds = check.predicted.thresholds.as_slice();
             let trial = Trial { requests: outlook.requests, thresholds, tokens, seed: u64::from(round) };
-            let rate = measure(&mut loaded, trial)?;
-            check.measured.push(rate);
+            let run = measure(&mut loaded, trial)?;
+            let broken = |problem| CliError::Broken(Failure::Internal(problem));
+            check.runs.push(Checked::new(&run, (known, trial)).map_err(broken)?);
             bar.inc(1);
         }
     }

@@ -2,17 +2,16 @@
 //! process. Invariant: everything is measured on the executors and the router that would serve; nothing is assumed but the
 //! ways of a model that no prompt led to, and the table says so.
 
-mod counted;
 mod steps;
 mod table;
 
+use super::counted::{Counted, Seen};
 use super::logs::{self, Talk};
 use super::options::Generation;
 use super::run::{self, load};
 use super::{CliError, Context};
 use crate::http::types::chat::{Message, Role};
 use crate::launch::{self, Loaded};
-use counted::{Counted, Seen};
 use futures_util::{StreamExt, stream};
 use serde::Deserialize;
 use std::io::{self, Write};
@@ -173,7 +172,7 @@ fn measure(
             let limits = member.model.limits();
             let rows_max = args.rows.unwrap_or(limits.rows_max.min(loaded.file.server.live_max));
             let effort = Effort { rows_max, context: args.context, repeat: args.repeat };
-            (effort, steps::shapes(&limits, effort, seen.row_tokens))
+            (effort, steps::shapes(&limits, effort, seen.length))
         })
         .collect();
     let shapes: usize = plan.iter().map(|(_, shapes)| shapes.len()).sum();
@@ -189,7 +188,6 @@ fn measure(
             alone,
             beside,
             ways: seen.ways,
-            row_tokens: seen.row_tokens,
             observations: seen.observations,
         });
     }

@@ -1,6 +1,6 @@
 //! How long steps take on the real executors, alone and while the other models step without a pause. Owner: the command.
 //! Invariant: shapes are interleaved, alone and beside in turn, so a slow spell of the machine falls on all of them; a
-//! point is the mean, for it is the mean that decides a throughput.
+//! point is the median, which such a spell does not move.
 
 use crate::cli::CliError;
 use crate::launch::{LaunchError, Loaded};
@@ -14,7 +14,7 @@ use tokenrouter_core::ids::{ModelIdx, RequestId, TokenId};
 use tokenrouter_core::job::Failure;
 use tokenrouter_core::rng::mix;
 use tokenrouter_core::sampling::SamplingParams;
-use tokenrouter_core::theory::profile::Point;
+use tokenrouter_core::theory::latency::Point;
 
 /// Rows of the steps that others make meanwhile, one after another.
 const COMPANY: [u32; 3] = [1, 2, 4];
@@ -33,20 +33,20 @@ pub struct Effort {
 /// (rows, tokens of each row) of the steps to measure for one model.
 pub type Shapes = Vec<(u32, u32)>;
 
-/// Rows 1, 2, 4, ... and the largest; for each 1 token and the powers of 2 beside `row_tokens`.
-pub fn shapes(limits: &ExecutorLimits, effort: Effort, row_tokens: f64) -> Shapes {
+/// Rows 1, 2, 4, ... and the largest; for each the powers of 2 up to the first from `length` on.
+pub fn shapes(limits: &ExecutorLimits, effort: Effort, length: u32) -> Shapes {
     let slot = slot_pages(effort.context, LEVEL_MAX);
     let rows_max = effort.rows_max.min(limits.rows_max).min(limits.pages / slot.max(1)).max(1);
-    let mut rows: Vec<u32> = (0..).map(|power| 1 << power).take_while(|&rows| rows < rows_max).collect();
+    let mut rows: Vec<u32> = powers().take_while(|&rows| rows < rows_max).collect();
     rows.push(rows_max);
-    let below = 1 << (row_tokens.log2().floor() as u32).min(LEVEL_MAX.ilog2());
-    let mut levels = vec![1, below, (2 * below).min(LEVEL_MAX)];
-    if row_tokens <= 1.0 {
-        levels.truncate(1);
-    }
-    levels.dedup();
+    let longest = if length > 1 { (2 * length).min(LEVEL_MAX) } else { 1 };
+    let levels: Vec<u32> = powers().take_while(|&tokens| tokens <= longest).collect();
     let fits = |&(rows, tokens): &(u32, u32)| rows * tokens <= limits.step_tokens_max;
     rows.iter().flat_map(|&rows| levels.iter().map(move |&tokens| (rows, tokens))).filter(fits).collect()
+}
+
+fn powers() -> impl Iterator<Item = u32> {
+    (0..31).map(|power| 1 << power)
 }
 
 /// Longest extend that is measured.
@@ -202,12 +202,12 @@ impl Subject {
     }
 }
 
-/// Mean and spread.
+/// Median and spread.
 fn point((rows, tokens): (u32, u32), mut seconds: Vec<f64>) -> Point {
     seconds.sort_by(f64::total_cmp);
     let at = |share: f64| seconds[((seconds.len() - 1) as f64 * share).round() as usize];
-    let mean = seconds.iter().sum::<f64>() / seconds.len() as f64;
-    Point { rows, tokens, seconds: mean, spread: 0.5 * (at(0.9) - at(0.1)) / mean }
+    let median = 0.5 * (seconds[(seconds.len() - 1) / 2] + seconds[seconds.len() / 2]);
+    Point { rows, tokens, seconds: median, spread: 0.5 * (at(0.9) - at(0.1)) / median }
 }
 
 #[cfg(test)]
@@ -224,19 +224,19 @@ mod tests {
             vocab_width: 10,
         };
         let effort = |rows_max| Effort { rows_max, context: 128, repeat: 1 };
-        let found = |pages, rows, row_tokens| shapes(&limits(pages, 64), effort(rows), row_tokens);
-        assert_eq!(found(1000, 6, 1.0), [(1, 1), (2, 1), (4, 1), (6, 1)]);
-        assert_eq!(found(1000, 2, 1.2), [(1, 1), (1, 2), (2, 1), (2, 2)]);
-        assert_eq!(found(1000, 1, 10.3), [(1, 1), (1, 8), (1, 16)]);
-        assert_eq!(found(1000, 1, 900.0), [(1, 1), (1, 64)]);
-        assert_eq!(found(1000, 16, 10.0).last(), Some(&(16, 8)), "16 x 16 is more than a step holds");
-        assert_eq!(found(30, 16, 1.0), [(1, 1), (2, 1)], "pages for two sequences");
+        let found = |pages, rows, length| shapes(&limits(pages, 64), effort(rows), length);
+        assert_eq!(found(1000, 6, 1), [(1, 1), (2, 1), (4, 1), (6, 1)]);
+        assert_eq!(found(1000, 1, 2), [(1, 1), (1, 2), (1, 4)]);
+        assert_eq!(found(1000, 2, 2), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4)]);
+        assert_eq!(found(1000, 1, 128).last(), Some(&(1, 64)));
+        assert_eq!(found(1000, 16, 8).last(), Some(&(16, 8)), "16 x 16 is more than a step holds");
+        assert_eq!(found(30, 16, 1), [(1, 1), (2, 1)], "pages for two sequences");
     }
 
     #[test]
-    fn a_point_is_the_mean() {
+    fn a_point_is_the_median() {
         let made = point((2, 1), (1..=10).rev().chain([56]).map(f64::from).collect());
-        let mean = 111.0 / 11.0;
-        assert_eq!(made, Point { rows: 2, tokens: 1, seconds: mean, spread: 4.0 / mean });
+        assert_eq!(made, Point { rows: 2, tokens: 1, seconds: 6.0, spread: 4.0 / 6.0 });
+        assert_eq!(point((1, 1), vec![4.0, 2.0]).seconds, 3.0);
     }
 }

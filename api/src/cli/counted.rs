@@ -12,14 +12,18 @@ use tokenrouter_core::peer::{PeerError, PeerReq};
 use tokenrouter_core::routing::{Algorithm, Decision, Handoff, HeadSpec, Prior, Route, RoutingError, StepView, Suffix};
 use tokenrouter_core::theory::profile::Way;
 
+/// Lengths of rows are counted in classes from each power of two to the next; the last one is open.
+const CLASSES: usize = 8;
+/// A length that this part of the rows stays below is what is asked for.
+const MOST_ROWS: f64 = 0.99;
+
 /// Counts of one model.
 #[derive(Debug, Default)]
 struct Counts {
     /// Per target: requests that went there, and those whose candidate was kept.
     ways: Vec<[AtomicU64; 2]>,
-    /// Rows after the first of a request here, and tokens they consumed.
-    rows: AtomicU64,
-    consumed: AtomicU64,
+    /// Rows after the first of a request here, by the class of the tokens that they consumed.
+    lengths: [AtomicU64; CLASSES],
 }
 
 /// What was seen of one model.
@@ -29,8 +33,8 @@ pub struct Seen {
     pub observations: u64,
     /// Where requests went, by name.
     pub ways: BTreeMap<String, Way>,
-    /// Mean tokens a row consumed.
-    pub row_tokens: f64,
+    /// Nearly all rows consumed less than twice as many tokens: a power of two.
+    pub length: u32,
 }
 
 /// The algorithm that counts.
@@ -59,10 +63,9 @@ impl Counted {
                 (_, [0, _]) => Way { share: 0.0, tokens: prior.c[i][j] },
                 (all, [went, kept]) => Way { share: went as f64 / all as f64, tokens: kept as f64 / went as f64 },
             };
-            let rows = load(&counts.rows);
-            let row_tokens = if rows == 0 { 1.0 } else { (load(&counts.consumed) as f64 / rows as f64).max(1.0) };
+            let length = longest(&counts.lengths.each_ref().map(load));
             let ways = names.iter().enumerate().map(|(j, name)| (name.clone(), way(j))).collect();
-            Seen { observations, ways, row_tokens }
+            Seen { observations, ways, length }
         };
         self.counts.iter().enumerate().map(one).collect()
     }
@@ -117,8 +120,7 @@ impl Route for CountedRoute {
                 add(kept, u64::from(decision.keep));
             }
             if let Some(last) = self.last.replace(step.position()) {
-                add(&counts.rows, 1);
-                add(&counts.consumed, u64::from(step.position().saturating_sub(last)));
+                add(&counts.lengths[class(step.position().saturating_sub(last))], 1);
             }
         }
         Ok(decision)
@@ -131,6 +133,21 @@ impl Route for CountedRoute {
     fn receive(&mut self, tokens: &mut Vec<TokenId>, message: &PeerReq) -> Result<(), PeerError> {
         self.inner.receive(tokens, message)
     }
+}
+
+fn class(tokens: u32) -> usize {
+    (tokens.max(1).ilog2() as usize).min(CLASSES - 1)
+}
+
+/// The least power of two below whose double most rows stay.
+fn longest(lengths: &[u64; CLASSES]) -> u32 {
+    let all: u64 = lengths.iter().sum();
+    let mut below = 0;
+    let reached = lengths.iter().position(|rows| {
+        below += rows;
+        below as f64 >= MOST_ROWS * all as f64
+    });
+    1 << reached.unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -150,12 +167,11 @@ mod tests {
         let signals = Signals::default();
         let (mut tokens, mut at) = (vec![1; 10], ModelIdx(0));
         let (mut taken, mut kept) = ([[0u64; 2]; 2], [[0u64; 2]; 2]);
-        let (mut held, mut rows, mut consumed) = ([None; 2], [0u64; 2], [0u64; 2]);
+        let (mut held, mut lengths) = ([None; 2], [[0u64; CLASSES]; 2]);
         for _ in 0..3000 {
             let i = at.index();
             if let Some(held) = held[i].replace(tokens.len()) {
-                rows[i] += 1;
-                consumed[i] += (tokens.len() - held) as u64;
+                lengths[i][class((tokens.len() - held) as u32)] += 1;
             }
             let view = StepView {
                 request: RequestId(1),
@@ -177,7 +193,7 @@ mod tests {
         let names = ["small".to_owned(), "large".to_owned()];
         for (i, seen) in counted.seen(&names).iter().enumerate() {
             assert_eq!(seen.observations, taken[i].iter().sum::<u64>());
-            assert_eq!(seen.row_tokens, consumed[i] as f64 / rows[i] as f64);
+            assert_eq!(seen.length, longest(&lengths[i]));
             for (j, name) in names.iter().enumerate().filter(|&(j, _)| taken[i][j] > 0) {
                 let Way { share, tokens } = seen.ways[name];
                 assert_eq!(share, taken[i][j] as f64 / seen.observations as f64);
@@ -186,16 +202,15 @@ mod tests {
         }
         let [small, large] = &counted.seen(&names)[..] else { panic!("two models") };
         assert!((small.ways["large"].share - 0.3).abs() < 0.03 && large.ways["small"].share == 1.0);
-        assert!(small.row_tokens == 1.0 && large.row_tokens > 2.0, "{large:?}");
+        // A return of k tokens has probability 0.3 x 0.7^(k - 1): one in a hundred has 14 or more.
+        assert_eq!((small.length, large.length), (1, 8));
     }
 
     #[test]
     fn without_a_step_the_prior_stands() {
         let inner = routing::build("bernoulli", &serde_json::json!({ "p": 0.3 }), 2).expect("bernoulli");
         let seen = Counted::new(inner, 2).seen(&["a".into(), "b".into()]);
-        assert_eq!(
-            (seen[0].observations, seen[0].ways["b"], seen[0].row_tokens),
-            (0, Way { share: 0.3, tokens: 0.0 }, 1.0)
-        );
+        let expected = (0, Way { share: 0.3, tokens: 0.0 }, 1);
+        assert_eq!((seen[0].observations, seen[0].ways["b"], seen[0].length), expected);
     }
 }

@@ -29,6 +29,10 @@ pub struct Args {
     /// Factor of all lengths, for slow machines
     #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = scale)]
     scale: f64,
+    /// JSON lines with `question`: prompts as a user would ask them, at the lengths that they have, instead of texts cut to
+    /// the length of the shape
+    #[arg(long, value_name = "FILE", conflicts_with = "simulated")]
+    prompts: Option<PathBuf>,
     /// Requests live at once: one column for each
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,4,8,16",
           value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -39,7 +43,7 @@ pub struct Args {
     /// Conversations (single requests but for agentic) of each worker in a round
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     conversations: u32,
-    /// Rows to measure; the ratios are to the first
+    /// Rows to measure, by default all but prefill-ahead; the ratios are to the first
     #[arg(long, value_enum, value_name = "ROW,...", value_delimiter = ',')]
     rows: Vec<Row>,
     /// Routing algorithm instead of the launch file's; --params are its parameters
@@ -69,13 +73,24 @@ fn scale(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
-    let sizes = args.shape.sizes(args.scale);
+    let mut sizes = args.shape.sizes(args.scale);
+    if let (Some(path), true) = (&args.prompts, sizes.turns > 1) {
+        let message = format!(
+            "--prompts {}: each question is a conversation of one turn; choose another --shape",
+            path.display()
+        );
+        return Err(CliError::Usage(message));
+    }
     let mut stage = stage(context, args, sizes)?;
+    let corpus = match &args.prompts {
+        Some(path) => stage.questions(path)?,
+        None => stage.corpus(context)?,
+    };
+    sizes.prompt = corpus.longest().unwrap_or(sizes.prompt);
     stage.fits(sizes.longest())?;
     if let Some(folder) = &args.out {
         std::fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
     }
-    let corpus = stage.corpus(context)?;
     let rows = if args.rows.is_empty() { Row::ALL.to_vec() } else { args.rows.clone() };
     let steps = args.repeat as usize * args.workers.len() * rows.len();
     let bar = context.progress.count("ablate", steps as u64);
@@ -127,6 +142,7 @@ fn report(args: &Args, stage: &Stage, (sizes, cells): (Sizes, Vec<Cell>)) -> Rep
         shape: clap::ValueEnum::to_possible_value(&args.shape).map_or_else(String::new, |v| v.get_name().to_owned()),
         sizes,
         scale: args.scale,
+        prompts: args.prompts.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned()),
         conversations: args.conversations,
         models: stage.names(),
         routing: stage.routing(),
@@ -143,7 +159,7 @@ fn measure(
     (report, bar): (&mut Report, &ProgressBar),
 ) -> Result<(), CliError> {
     let rows = if args.rows.is_empty() { Row::ALL.to_vec() } else { args.rows.clone() };
-    let models = report.models.len();
+    let (models, algorithm) = (report.models.len(), stage.algorithm());
     for (column, &workers) in args.workers.iter().enumerate() {
         for row in rows::rotated(&rows, round as usize + column) {
             bar.set_message(format!("N = {workers}, {}", row.title()));
@@ -151,6 +167,7 @@ fn measure(
                 sizes: report.sizes,
                 corpus,
                 target: row.target(models),
+                algorithm: &*algorithm,
                 workers,
                 conversations: args.conversations,
                 seed: args.seed.wrapping_add(u64::from(round)),

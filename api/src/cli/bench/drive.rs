@@ -10,8 +10,9 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 use tokenrouter_actors::runtime::Runtime;
 use tokenrouter_core::ids::{ModelIdx, TokenId};
-use tokenrouter_core::job::{Event, Failure, Job, Prompt, StopRules, Target, Usage};
+use tokenrouter_core::job::{Event, Failure, Job, Prompt, StopRules, Target, TokenReport, Usage};
 use tokenrouter_core::rng::mix;
+use tokenrouter_core::routing::Algorithm;
 use tokenrouter_core::sampling::SamplingParams;
 use tokio::sync::Notify;
 
@@ -29,6 +30,8 @@ pub struct Work<'a> {
     pub corpus: &'a Corpus,
     /// Who answers.
     pub target: Target,
+    /// Knows where a routed request begins.
+    pub algorithm: &'a dyn Algorithm,
     /// Requests live at once.
     pub workers: u32,
     /// Conversations to finish for each worker; the clock stops when as many are done by all together.
@@ -46,6 +49,9 @@ pub struct Seen {
     pub tokens: u64,
     /// Submission to the first token, seconds, each request.
     pub first_token: Vec<f64>,
+    /// From the last token of the model where a request began to the first of another, seconds; requests whose first token
+    /// came from another model have that in the time to their first token and none here.
+    pub first_hop: Vec<f64>,
     /// Between one delivery of tokens and the next of the same request, seconds.
     pub between_tokens: Vec<f64>,
     /// Submission to the end, seconds, each request.
@@ -65,6 +71,7 @@ impl Seen {
         self.seconds += other.seconds;
         self.tokens += other.tokens;
         self.first_token.extend(other.first_token);
+        self.first_hop.extend(other.first_hop);
         self.between_tokens.extend(other.between_tokens);
         self.whole.extend(other.whole);
         self.count(&other.usage);
@@ -82,9 +89,9 @@ impl Seen {
         }
     }
 
-    /// Time to the first token, between tokens, and to the end, in milliseconds.
-    pub fn latencies(&self) -> [Spread; 3] {
-        [&self.first_token, &self.between_tokens, &self.whole]
+    /// Time to the first token, of the first hop, between tokens, and to the end, in milliseconds.
+    pub fn latencies(&self) -> [Spread; 4] {
+        [&self.first_token, &self.first_hop, &self.between_tokens, &self.whole]
             .map(|seconds| Spread::of(seconds.iter().map(|seconds| seconds * 1e3).collect()))
     }
 }
@@ -102,11 +109,13 @@ pub async fn drive(runtime: &Runtime, work: Work<'_>, models: usize) -> Result<S
         let (seen, enough) = (&seen, &enough);
         async move {
             for conversation in 0_u64.. {
-                let seed = mix(mix(work.seed ^ u64::from(number)) ^ conversation);
+                let seed = work.seed_of(number, conversation);
                 let mut said: Vec<TokenId> = Vec::new();
                 for turn in 0..work.sizes.turns {
                     let prompt = work.prompt((seed, turn), &said);
-                    said = answer(runtime, work.job((seed, turn), prompt), seen).await?;
+                    let job = work.job((seed, turn), prompt);
+                    let way = FirstHop::new(work.algorithm.entry(job.sampling.seed));
+                    said = answer(runtime, job, (seen, way)).await?;
                     let mut seen = seen.borrow_mut();
                     if seen.whole.len() == goal {
                         seen.seconds = started.elapsed().as_secs_f64();
@@ -127,6 +136,29 @@ pub async fn drive(runtime: &Runtime, work: Work<'_>, models: usize) -> Result<S
 }
 
 impl Work<'_> {
+    /// The first job of every worker.
+    pub fn opening(&self) -> Vec<Job> {
+        let job = |number| {
+            let seed = self.seed_of(number, 0);
+            self.job((seed, 0), self.prompt((seed, 0), &[]))
+        };
+        (0..self.workers).map(job).collect()
+    }
+
+    /// What a model makes before the clock starts.
+    pub fn warming(&self, model: ModelIdx) -> Job {
+        let mut prompt = self.corpus.cut(0, 1);
+        prompt.truncate(1);
+        let mut job = self.job((self.seed, 0), prompt);
+        job.target = Target::Only(model);
+        (job.stop.max_tokens, job.stop.min_tokens) = (Some(WARM_UP), WARM_UP);
+        job
+    }
+
+    fn seed_of(&self, number: u32, conversation: u64) -> u64 {
+        mix(mix(self.seed ^ u64::from(number)) ^ conversation)
+    }
+
     /// The conversation so far with something new at its end.
     fn prompt(&self, (seed, turn): (u64, u32), said: &[TokenId]) -> Vec<TokenId> {
         let length = self.sizes.prompt_at(turn) as usize;
@@ -152,20 +184,50 @@ impl Work<'_> {
     }
 }
 
+/// Watches a request for its first token from another model than the one where it began.
+struct FirstHop {
+    entry: ModelIdx,
+    /// When the entry model's last token so far came.
+    entered: Option<Duration>,
+    done: bool,
+}
+
+impl FirstHop {
+    fn new(entry: ModelIdx) -> FirstHop {
+        FirstHop { entry, entered: None, done: false }
+    }
+
+    /// Tokens came; how long the first hop took if it was among them.
+    fn arrived(&mut self, tokens: &[TokenReport], now: Duration) -> Option<Duration> {
+        if self.done {
+            return None;
+        }
+        let other = tokens.iter().position(|token| token.model != self.entry);
+        self.done = other.is_some();
+        if other.unwrap_or(tokens.len()) > 0 {
+            self.entered = Some(now);
+        }
+        other.and(self.entered).map(|entered| now.saturating_sub(entered))
+    }
+}
+
 /// Every model makes some tokens, so that its memory is there and its threads run.
-async fn warm_up(runtime: &Runtime, work: Work<'_>, models: usize) -> Result<(), CliError> {
-    for model in 0..models {
-        let mut job = work.job((work.seed, 0), work.corpus.cut(0, 1));
-        job.target = Target::Only(ModelIdx(model as u8));
-        job.stop.max_tokens = Some(WARM_UP);
-        job.stop.min_tokens = WARM_UP;
+///
+/// # Errors
+/// A request is refused or fails.
+pub async fn warm_up(runtime: &Runtime, work: Work<'_>, models: usize) -> Result<(), CliError> {
+    for job in (0..models).map(|model| work.warming(ModelIdx(model as u8))) {
         run::generate(runtime, job, |_, _| Ok(())).await?;
     }
     Ok(())
 }
 
 /// Runs a request to its end; the prompt with the answer.
-async fn answer(runtime: &Runtime, job: Job, seen: &RefCell<Seen>) -> Result<Vec<TokenId>, CliError> {
+async fn answer(
+    runtime: &Runtime,
+    job: Job,
+    (seen, mut way): (&RefCell<Seen>, FirstHop),
+) -> Result<Vec<TokenId>, CliError> {
     let Prompt::Ids(mut said) = job.prompt.clone() else {
         return Err(Failure::Internal("a bench prompt is made of tokens".into()).into());
     };
@@ -178,6 +240,7 @@ async fn answer(runtime: &Runtime, job: Job, seen: &RefCell<Seen>) -> Result<Vec
         match event {
             Event::Delta { tokens, .. } => {
                 seen.tokens += tokens.len() as u64;
+                seen.first_hop.extend(way.arrived(&tokens, now).map(|gap| gap.as_secs_f64()));
                 match last.replace(now) {
                     None => seen.first_token.push(now.as_secs_f64()),
                     Some(last) => seen.between_tokens.push((now - last).as_secs_f64()),
@@ -193,4 +256,30 @@ async fn answer(runtime: &Runtime, job: Job, seen: &RefCell<Seen>) -> Result<Vec
         }
     }
     Err(Failure::Internal("the answer ended without a reason".into()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(models: &[u8]) -> Vec<TokenReport> {
+        let token = |&model: &u8| TokenReport { id: 0, model: ModelIdx(model), entropy: None, logprobs: None };
+        models.iter().map(token).collect()
+    }
+
+    /// What the first hop took, ms, when tokens of these models came at these moments.
+    fn first_hop(deliveries: &[(u64, &[u8])]) -> Vec<u128> {
+        let mut way = FirstHop::new(ModelIdx(0));
+        let arrived = |&(at, models): &(u64, &[u8])| way.arrived(&tokens(models), Duration::from_millis(at));
+        deliveries.iter().filter_map(arrived).map(|gap| gap.as_millis()).collect()
+    }
+
+    #[test]
+    fn a_first_hop_is_from_the_entry_models_last_token_to_anothers_first() {
+        assert_eq!(first_hop(&[(5, &[0]), (7, &[0]), (37, &[1]), (40, &[0]), (99, &[1])]), [30]);
+        assert_eq!(first_hop(&[(5, &[0, 0]), (6, &[]), (9, &[2]), (50, &[1])]), [4]);
+        assert_eq!(first_hop(&[(5, &[0, 1]), (90, &[0]), (95, &[1])]), [0], "in one delivery");
+        assert!(first_hop(&[(5, &[1]), (9, &[0]), (40, &[1])]).is_empty(), "the hop was before the first token");
+        assert!(first_hop(&[(5, &[0]), (9, &[0])]).is_empty(), "no hop");
+    }
 }

@@ -2,7 +2,9 @@
 //! nothing but what its name says.
 
 mod ablate;
+mod bare;
 mod drive;
+mod long;
 mod picture;
 mod prefill;
 mod report;
@@ -27,6 +29,8 @@ pub struct Args {
 enum What {
     /// Take one thing away at a time: delayed batching, asynchronous models, kept KV, routing
     Ablate(ablate::Args),
+    /// Answer at length, through the runtime and on the bare executor: what long answers cost apart from attention
+    Long(long::Args),
     /// Time single steps of a model: sequences by new tokens
     Step(step::Args),
     /// Time how fast a model takes in a prompt
@@ -38,6 +42,7 @@ impl Args {
     pub fn wants_json(&self) -> bool {
         match &self.what {
             What::Ablate(args) => args.json,
+            What::Long(args) => args.json,
             What::Step(args) => args.wants_json(),
             What::Prefill(args) => args.wants_json(),
         }
@@ -48,6 +53,7 @@ impl Args {
 pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     match &args.what {
         What::Ablate(args) => ablate::run(context, args),
+        What::Long(args) => long::run(context, args),
         What::Step(args) => step::run(context, args),
         What::Prefill(args) => prefill::run(context, args),
     }

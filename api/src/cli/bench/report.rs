@@ -3,7 +3,7 @@
 use super::drive::Seen;
 use super::rows::Row;
 use super::shape::Sizes;
-use super::statistics::Mean;
+use super::statistics::{Mean, Spread};
 use serde_json::{Value as Json, json};
 use std::fmt::Write;
 
@@ -16,6 +16,8 @@ pub struct Report {
     pub sizes: Sizes,
     /// What they were scaled by.
     pub scale: f64,
+    /// The file of questions that prompts come from, where they are not cut to length.
+    pub prompts: Option<String>,
     /// Conversations of a worker in a round.
     pub conversations: u32,
     /// Names of the models.
@@ -97,30 +99,22 @@ impl Report {
     pub fn json(&self) -> Json {
         let cells: Vec<Json> = self.cells.iter().map(|cell| self.cell_json(cell)).collect();
         json!({
-            "shape": self.shape, "sizes": self.sizes, "scale": self.scale, "conversations": self.conversations,
+            "shape": self.shape, "sizes": self.sizes, "scale": self.scale, "prompts": self.prompts, "conversations": self.conversations,
             "models": self.models, "routing": self.routing, "policy": self.policy, "note": self.note, "cells": cells,
         })
     }
 
     fn cell_json(&self, cell: &Cell) -> Json {
-        let [first, between, whole] = cell.seen.latencies();
+        let [first, hop, between, whole] = cell.seen.latencies();
         let usage = &cell.seen.usage;
         json!({
             "row": cell.row.title(), "workers": cell.workers,
             "tokens_per_second": Mean::of(cell.speed.clone()), "ratio": self.ratio(cell),
             "predicted_tokens_per_second": cell.predicted,
-            "ttft_ms": first, "itl_ms": between, "end_to_end_ms": whole,
+            "ttft_ms": first, "first_hop_ms": hop, "itl_ms": between, "end_to_end_ms": whole,
             "tokens_by_model": usage.by_model, "hops": usage.hops,
             "prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens,
         })
-    }
-}
-
-/// A mean with its interval.
-fn shown(mean: &Mean, digits: usize) -> String {
-    match mean.ci95 {
-        Some(half) => format!("{:.digits$} ± {half:.digits$}", mean.mean),
-        None => format!("{:.digits$}", mean.mean),
     }
 }
 
@@ -129,10 +123,14 @@ pub fn markdown(report: &Report) -> String {
     let mut out = String::new();
     let Sizes { turns, prompt, output } = report.sizes;
     let turns = if turns > 1 { format!(" in {turns} turns") } else { String::new() };
+    let (most, from) = match &report.prompts {
+        Some(file) => ("up to ", format!(" (questions of `{file}`)")),
+        None => ("", String::new()),
+    };
     let rounds = report.cells.iter().map(|cell| cell.speed.len()).min().unwrap_or(0);
     let _ = writeln!(
         out,
-        "{}, {prompt} tokens in, {output} out{turns} (scale {}); {}; routing: {}; full: {}; {rounds} rounds, \
+        "{}, {most}{prompt} tokens in{from}, {output} out{turns} (scale {}); {}; routing: {}; full: {}; {rounds} rounds, \
          {} conversations a worker in each.",
         report.shape,
         report.scale,
@@ -145,10 +143,10 @@ pub fn markdown(report: &Report) -> String {
         let _ = writeln!(out, "{note}.");
     }
     let _ = writeln!(out, "\nTokens per second (mean and 95 % confidence):\n");
-    by_column(&mut out, report, |cell| shown(&Mean::of(cell.speed.clone()), 1));
+    by_column(&mut out, report, |cell| Mean::of(cell.speed.clone()).shown(1));
     let first = report.rows().first().map_or("", |row| row.title());
     let _ = writeln!(out, "\nRatio to `{first}`, round by round:\n");
-    by_column(&mut out, report, |cell| shown(&report.ratio(cell), 3));
+    by_column(&mut out, report, |cell| report.ratio(cell).shown(3));
     if report.cells.iter().any(|cell| cell.predicted.is_some()) {
         let _ = writeln!(out, "\nTokens per second by the throughput model, and what was measured against it:\n");
         by_column(&mut out, report, |cell| match cell.predicted {
@@ -179,10 +177,13 @@ fn latencies(out: &mut String, report: &Report) {
         out,
         "\nLatencies in ms: mean / p50 / p99; share of tokens from the last model; cached prompt tokens:\n"
     );
-    let _ = writeln!(out, "| N | row | first token | between tokens | end to end | large | cached |");
-    let _ = writeln!(out, "| ---: | --- | ---: | ---: | ---: | ---: | ---: |");
+    let _ = writeln!(out, "| N | row | first token | first hop | between tokens | end to end | large | cached |");
+    let _ = writeln!(out, "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |");
     for cell in &report.cells {
-        let spreads = cell.seen.latencies().map(|s| format!("{:.1} / {:.1} / {:.1}", s.mean, s.p50, s.p99));
+        let spreads = cell.seen.latencies().map(|spread| match spread {
+            Spread { count: 0, .. } => "-".to_owned(),
+            Spread { mean, p50, p99, .. } => format!("{mean:.1} / {p50:.1} / {p99:.1}"),
+        });
         let usage = &cell.seen.usage;
         let part = |part: u32, whole: u32| 100.0 * f64::from(part) / f64::from(whole.max(1));
         let large = part(usage.by_model.last().copied().unwrap_or(0), usage.completion_tokens);
@@ -216,6 +217,7 @@ pub mod tests {
             shape: "low-effort".to_owned(),
             sizes: Shape::LowEffort.sizes(0.5),
             scale: 0.5,
+            prompts: None,
             conversations: 1,
             models: vec!["a".to_owned(), "b".to_owned()],
             routing: "bernoulli p = 0.1".to_owned(),

@@ -23,10 +23,12 @@ pub enum Row {
     LargeOnly,
     /// The first model makes every token.
     SmallOnly,
+    /// Full, and idle models prefill the prompts of requests that may come; not among the default rows
+    PrefillAhead,
 }
 
 impl Row {
-    /// All of them, the one that others are compared with first.
+    /// Those of the ablation, the one that others are compared with first.
     pub const ALL: [Row; 7] =
         [Row::Full, Row::Eager, Row::ModelSync, Row::StepSync, Row::StdServing, Row::LargeOnly, Row::SmallOnly];
 
@@ -40,6 +42,7 @@ impl Row {
             Row::StdServing => "std_serving",
             Row::LargeOnly => "large only",
             Row::SmallOnly => "small only",
+            Row::PrefillAhead => "+ prefill ahead",
         }
     }
 
@@ -62,14 +65,25 @@ impl Row {
         }
     }
 
-    /// The launch file's `[batching]` for this row. Only `full` holds requests back; where the file says `eager`, it is
-    /// `adaptive`.
+    /// Whether models wait for more requests before they start.
+    pub fn holds_back(self) -> bool {
+        matches!(self, Row::Full | Row::PrefillAhead)
+    }
+
+    /// Whether idle models prefill what may come.
+    pub fn prefills_ahead(self) -> bool {
+        self == Row::PrefillAhead
+    }
+
+    /// The launch file's `[batching]` for this row. Where the file says `eager`, rows that hold requests back are
+    /// `adaptive`; whatever it says of `prefill_ahead`, that is for its own row.
     pub fn batching(self, configured: &Batching) -> Batching {
         let mut batching = configured.clone();
         batching.execution = self.execution();
-        batching.policy = match (self, configured.policy) {
-            (Row::Full, Policy::Eager) => Policy::Adaptive,
-            (Row::Full, policy) => policy,
+        batching.prefill_ahead = self.prefills_ahead();
+        batching.policy = match (self.holds_back(), configured.policy) {
+            (true, Policy::Eager) => Policy::Adaptive,
+            (true, policy) => policy,
             _ => Policy::Eager,
         };
         batching
@@ -100,19 +114,22 @@ mod tests {
     }
 
     #[test]
-    fn only_the_full_row_holds_requests_back() {
+    fn rows_differ_from_full_in_what_they_are_called() {
         let file: tokenrouter_config::LaunchFile = tokenrouter_config::LaunchFile::parse(
             "[[models]]\nname = \"a\"\npath = \".\"\n",
             std::path::Path::new("launch.toml"),
         )
         .expect("a valid file");
-        for row in Row::ALL {
+        for row in Row::ALL.into_iter().chain([Row::PrefillAhead]) {
             for (configured, full) in
                 [(Policy::Eager, Policy::Adaptive), (Policy::Optimal, Policy::Optimal), (Policy::Fixed, Policy::Fixed)]
             {
-                let batching = row.batching(&Batching { policy: configured, ..file.batching.clone() });
-                assert_eq!(batching.policy, if row == Row::Full { full } else { Policy::Eager }, "{row:?}");
+                let asked = Batching { policy: configured, prefill_ahead: true, ..file.batching.clone() };
+                let batching = row.batching(&asked);
+                let holds = matches!(row, Row::Full | Row::PrefillAhead);
+                assert_eq!(batching.policy, if holds { full } else { Policy::Eager }, "{row:?}");
                 assert_eq!(batching.execution, row.execution());
+                assert_eq!(batching.prefill_ahead, row == Row::PrefillAhead, "{row:?}");
             }
         }
         assert_eq!(Row::LargeOnly.target(3), Target::Only(ModelIdx(2)));

@@ -18,6 +18,8 @@ pub enum Shape {
     HighEffort,
     /// Conversations of four turns: 8192 tokens in at the end, 1024 out in all, each turn on top of the last
     Agentic,
+    /// 8192 tokens in, 256 out: long documents, where prefill counts
+    LongPrompt,
 }
 
 /// A workload in numbers.
@@ -38,6 +40,7 @@ impl Shape {
             Shape::LowEffort => (1, 100, 2048),
             Shape::HighEffort => (1, 100, 8192),
             Shape::Agentic => (TURNS, 8192, 1024),
+            Shape::LongPrompt => (1, 8192, 256),
         };
         let scaled = |tokens: u32| ((f64::from(tokens) * scale).round() as u32).max(turns);
         let (prompt, output) = (scaled(prompt), scaled(output));
@@ -64,15 +67,32 @@ impl Sizes {
     }
 }
 
-/// Tokens that prompts are cut from, as from a ring.
+/// Where prompts come from.
 #[derive(Clone, Debug)]
-pub struct Corpus(pub Vec<TokenId>);
+pub enum Corpus {
+    /// Tokens that they are cut from, as from a ring.
+    Ring(Vec<TokenId>),
+    /// They are these, at the lengths that they have.
+    Whole(Vec<Vec<TokenId>>),
+}
 
 impl Corpus {
-    /// So many tokens for the request of this seed; those of two seeds begin at different places.
+    /// The tokens for the request of this seed, `length` of them where prompts are cut; those of two seeds begin at
+    /// different places.
     pub fn cut(&self, seed: u64, length: usize) -> Vec<TokenId> {
-        let from = (mix(seed) % self.0.len().max(1) as u64) as usize;
-        self.0.iter().copied().cycle().skip(from).take(length).collect()
+        let place = |len: usize| (mix(seed) % len.max(1) as u64) as usize;
+        match self {
+            Corpus::Ring(tokens) => tokens.iter().copied().cycle().skip(place(tokens.len())).take(length).collect(),
+            Corpus::Whole(prompts) => prompts.get(place(prompts.len())).cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Tokens of the longest prompt, where they are not cut.
+    pub fn longest(&self) -> Option<u32> {
+        match self {
+            Corpus::Ring(_) => None,
+            Corpus::Whole(prompts) => prompts.iter().map(|prompt| prompt.len() as u32).max(),
+        }
     }
 }
 
@@ -85,6 +105,7 @@ mod tests {
         assert_eq!(Shape::LowEffort.sizes(1.0), Sizes { turns: 1, prompt: 100, output: 2048 });
         assert_eq!(Shape::HighEffort.sizes(0.5), Sizes { turns: 1, prompt: 50, output: 4096 });
         assert_eq!(Shape::Agentic.sizes(1.0), Sizes { turns: 4, prompt: 8192, output: 1024 });
+        assert_eq!(Shape::LongPrompt.sizes(0.25), Sizes { turns: 1, prompt: 2048, output: 64 });
         assert_eq!(Shape::LowEffort.sizes(1e-9), Sizes { turns: 1, prompt: 1, output: 1 });
     }
 
@@ -105,12 +126,16 @@ mod tests {
 
     #[test]
     fn prompts_are_cut_to_length() {
-        let corpus = Corpus((0..10).collect());
+        let corpus = Corpus::Ring((0..10).collect());
         let cut = corpus.cut(3, 25);
         assert_eq!(cut.len(), 25);
         assert_eq!(cut, corpus.cut(3, 25));
         assert!(cut.windows(2).all(|pair| pair[1] == (pair[0] + 1) % 10));
         let starts: std::collections::BTreeSet<u32> = (0..50).map(|seed| corpus.cut(seed, 1)[0]).collect();
         assert!(starts.len() > 5, "{starts:?}");
+        assert_eq!(corpus.longest(), None);
+        let whole = Corpus::Whole(vec![vec![1, 2], vec![3]]);
+        let found: std::collections::BTreeSet<Vec<u32>> = (0..50).map(|seed| whole.cut(seed, 7)).collect();
+        assert_eq!((found, whole.longest()), ([vec![1, 2], vec![3]].into(), Some(2)));
     }
 }

@@ -82,7 +82,7 @@ impl Simulated {
 
     /// Any words.
     pub fn corpus(&self) -> Corpus {
-        Corpus((0..4096).map(|at| (mix(at) % u64::from(WORDS)) as TokenId).collect())
+        Corpus::Ring((0..4096).map(|at| (mix(at) % u64::from(WORDS)) as TokenId).collect())
     }
 
     /// Starts a runtime for a row. Must be called within an actix system.
@@ -95,9 +95,10 @@ impl Simulated {
             codec: Arc::new(Words((0..WORDS).map(|id| b'a' + (id % 26) as u8).collect())),
             algorithm: self.algorithm.clone(),
             batching: Batching {
-                policy: if row == Row::Full { PolicySpec::Planned(self.table.clone()) } else { PolicySpec::Eager },
+                policy: if row.holds_back() { PolicySpec::Planned(self.table.clone()) } else { PolicySpec::Eager },
                 max_wait: MAX_WAIT,
                 execution: execution(row),
+                prefill_ahead: row.prefills_ahead(),
                 ..Batching::default()
             },
             live_max: self.limits.rows_max,
@@ -125,7 +126,7 @@ impl Simulated {
             return Some(f64::from(workers) / (TICK * TICKS[model.index()]).as_secs_f64());
         }
         let thresholds = match row {
-            Row::Full => tokenrouter_core::batching::clamp(self.table.thresholds(workers), workers),
+            Row::Full | Row::PrefillAhead => tokenrouter_core::batching::clamp(self.table.thresholds(workers), workers),
             Row::Eager => vec![1; NAMES.len()],
             _ => return None,
         };

@@ -4,11 +4,18 @@
 use super::rows::Row;
 use super::shape::Corpus;
 use super::simulated::Simulated;
-use crate::cli::{CliError, Context, eval};
+use crate::cli::eval::{self, problems::Problem};
+use crate::cli::{CliError, Context, run};
+use crate::http::types::chat::{Message, Role};
 use crate::launch::{self, Loaded};
+use std::path::Path;
+use std::sync::Arc;
 use tokenrouter_actors::runtime::Runtime;
 use tokenrouter_config::{Batching, LaunchFile};
 use tokenrouter_core::executor::PAGE_TOKENS;
+use tokenrouter_core::ids::TokenId;
+use tokenrouter_core::job::Prompt;
+use tokenrouter_core::routing::Algorithm;
 use tokenrouter_core::text::SpecialTokens;
 
 /// What runs.
@@ -27,7 +34,7 @@ impl Stage {
     /// The launch file or a model is wrong.
     pub fn load(context: &Context, mut file: LaunchFile, workers: u32) -> Result<Stage, CliError> {
         file.server.live_max = workers * 2;
-        let loaded = crate::cli::run::load(context, file)?;
+        let loaded = run::load(context, file)?;
         let batching = loaded.file.batching.clone();
         Ok(Stage::Weights(Box::new(loaded), batching))
     }
@@ -51,6 +58,14 @@ impl Stage {
         match self {
             Stage::Weights(loaded, _) => loaded.names(),
             Stage::Simulated(pair) => pair.names(),
+        }
+    }
+
+    /// How requests are routed.
+    pub fn algorithm(&self) -> Arc<dyn Algorithm> {
+        match self {
+            Stage::Weights(loaded, _) => loaded.algorithm.clone(),
+            Stage::Simulated(pair) => pair.algorithm.clone(),
         }
     }
 
@@ -97,8 +112,29 @@ impl Stage {
         let file = launch::embedded::lay_out(&context.environment.cache)?.join(launch::embedded::PROBLEMS);
         let problems = eval::problems::read(&file, None)?;
         let text: Vec<String> = problems.iter().map(|problem| problem.question.clone()).collect();
-        let tokens = loaded.codec().encode(&text.join("\n"), SpecialTokens::AsText);
-        tokens.map(Corpus).map_err(|error| CliError::Usage(format!("the texts of the bench: {error}")))
+        let text = Prompt::Text { text: text.join("\n"), special: SpecialTokens::AsText, add_bos: false };
+        tokens(loaded, text).map(Corpus::Ring)
+    }
+
+    /// The questions of a file as prompts, laid out as the models' chat template says where they have one.
+    ///
+    /// # Errors
+    /// The file is not one of questions, or the template or tokenizer refuses one.
+    pub fn questions(&self, path: &Path) -> Result<Corpus, CliError> {
+        let Stage::Weights(loaded, _) = self else {
+            return Err(CliError::Usage("--prompts: simulated models read no text".to_owned()));
+        };
+        let served = launch::served(loaded);
+        let prompt = |problem: Problem| {
+            let text = problem.question;
+            let prompt = match served.first().filter(|served| served.chat.is_some()) {
+                Some(served) => run::chat_prompt(served, &[Message { role: Role::User, content: text }])?,
+                None => run::raw_prompt(&text),
+            };
+            tokens(loaded, prompt)
+        };
+        let prompts = eval::problems::read(path, None)?.into_iter().map(prompt);
+        prompts.collect::<Result<_, _>>().map(Corpus::Whole)
     }
 
     /// Checks that sequences of `longest` tokens fit every model.
@@ -126,4 +162,16 @@ impl Stage {
         let pages = longest.div_ceil(PAGE_TOKENS as u32).max(1);
         loaded.members.iter().map(|member| member.model.limits().pages / pages).min().unwrap_or(0)
     }
+}
+
+/// A prompt in the models' tokens.
+fn tokens(loaded: &Loaded, prompt: Prompt) -> Result<Vec<TokenId>, CliError> {
+    let (text, special, add_bos) = match prompt {
+        Prompt::Ids(tokens) => return Ok(tokens),
+        Prompt::Text { text, special, add_bos } => (text, special, add_bos),
+    };
+    let codec = loaded.codec();
+    let wrong = |error| CliError::Usage(format!("a prompt of the bench: {error}"));
+    let tokens = codec.encode(&text, special).map_err(wrong)?;
+    Ok(codec.bos().filter(|_| add_bos).into_iter().chain(tokens).collect())
 }

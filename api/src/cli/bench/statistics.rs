@@ -32,6 +32,14 @@ impl Mean {
         });
         Mean { mean, ci95, rounds }
     }
+
+    /// With its interval, for people.
+    pub fn shown(&self, digits: usize) -> String {
+        match self.ci95 {
+            Some(half) => format!("{:.digits$} ± {half:.digits$}", self.mean),
+            None => format!("{:.digits$}", self.mean),
+        }
+    }
 }
 
 /// How values are distributed.

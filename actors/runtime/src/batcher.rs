@@ -2,7 +2,7 @@
 //! only while it holds the credit (`Ready`) and, where models take turns, a turn; and never waits without a timer.
 
 use crate::board::{BatcherSnapshot, Role, Snapshot};
-use crate::messages::{Enqueue, LiveNow, Offered, Ready, Release, RunBatch, Say, Stop, Thresholds};
+use crate::messages::{Enqueue, Lap, LiveNow, Offered, Ready, Release, RunBatch, Say, Stop, Thresholds};
 use crate::subserver::Place;
 use actix::prelude::*;
 use std::collections::VecDeque;
@@ -224,6 +224,14 @@ impl Handler<Ready> for Batcher {
         self.release(ctx);
         self.wake_at(self.place.clock.now().after(STALL_RETRY), ctx);
         self.say();
+    }
+}
+
+impl Handler<Lap> for Batcher {
+    type Result = ();
+
+    fn handle(&mut self, lap: Lap, _: &mut Self::Context) {
+        self.place.post(&self.place.children.decode, lap);
     }
 }
 

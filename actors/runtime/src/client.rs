@@ -1,8 +1,12 @@
 //! Client: the users' side of a subserver. Owner: the streams of requests that entered here, their text and totals.
 //! Invariant: every accepted job ends in exactly one `Finished` or `Failed`, and its memory is released everywhere.
+//!
+//! A delivery may wake a sleeping reader, which takes longer than all the rest that is needed between a step's output
+//! and the next step's start. So what comes is held while a [`Lap`] goes around the ring, behind the messages that lead
+//! to the next step: if one can start it has been handed over when the lap is back, and if none can nothing waits for it.
 
 use crate::board::{ClientSnapshot, Role, Snapshot};
-use crate::messages::{Announce, Emit, Enqueue, Lost, OwnLive, Release, Stop, Submit, Ticket};
+use crate::messages::{Announce, Emit, Enqueue, Lap, Lost, OwnLive, Release, Stop, Submit, Ticket};
 use crate::stream::{Added, Start, Transcript};
 use crate::subserver::Place;
 use actix::prelude::*;
@@ -26,6 +30,9 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub struct Client {
     place: Place,
     streams: HashMap<RequestId, Stream>,
+    /// Tokens that came and are not delivered yet, in the order in which they came. A [`Lap`] is on its way while there
+    /// are some.
+    held: Vec<Committed>,
     said: ClientSnapshot,
     warned: bool,
 }
@@ -61,7 +68,7 @@ impl Delta {
 impl Client {
     /// A Client without streams.
     pub fn new(place: Place) -> Self {
-        Client { place, streams: HashMap::new(), said: ClientSnapshot::default(), warned: false }
+        Client { place, streams: HashMap::new(), held: Vec::new(), said: ClientSnapshot::default(), warned: false }
     }
 
     fn accept(&mut self, submit: Submit, ctx: &mut Context<Self>) -> Result<Ticket, Refusal> {
@@ -207,9 +214,18 @@ impl Client {
         self.count_live(routed);
     }
 
-    fn emit(&mut self, tokens: Vec<Committed>, ctx: &mut Context<Self>) {
+    fn hold(&mut self, tokens: Vec<Committed>) {
+        if self.held.is_empty() {
+            self.held = tokens;
+            self.place.post(&self.place.children.batcher, Lap);
+        } else {
+            self.held.extend(tokens);
+        }
+    }
+
+    fn deliver_held(&mut self, ctx: &mut Context<Self>) {
         let mut deltas: Vec<(RequestId, Delta)> = Vec::new();
-        for token in tokens {
+        for token in std::mem::take(&mut self.held) {
             let id = token.request;
             let Some(stream) = self.streams.get_mut(&id) else {
                 // Ended here but not yet everywhere: say it again.
@@ -234,6 +250,7 @@ impl Client {
         for (id, delta) in deltas {
             self.deliver(id, delta, ctx);
         }
+        self.say();
     }
 
     fn deliver(&mut self, id: RequestId, delta: Delta, ctx: &mut Context<Self>) {
@@ -334,16 +351,25 @@ impl Handler<Submit> for Client {
 impl Handler<Emit> for Client {
     type Result = ();
 
-    fn handle(&mut self, Emit(tokens): Emit, ctx: &mut Self::Context) {
-        self.emit(tokens, ctx);
-        self.say();
+    fn handle(&mut self, Emit(tokens): Emit, _: &mut Self::Context) {
+        self.hold(tokens);
+    }
+}
+
+impl Handler<Lap> for Client {
+    type Result = ();
+
+    fn handle(&mut self, _: Lap, ctx: &mut Self::Context) {
+        self.deliver_held(ctx);
     }
 }
 
 impl Handler<Lost> for Client {
     type Result = ();
 
+    /// What came before the end is delivered before it.
     fn handle(&mut self, Lost(id, failure): Lost, ctx: &mut Self::Context) {
+        self.deliver_held(ctx);
         if !self.streams.contains_key(&id) {
             // Ended here but not yet everywhere: say it again.
             return self.place.post(&self.place.children.inter_model, Release(id));
@@ -356,6 +382,7 @@ impl Handler<Stop> for Client {
     type Result = ();
 
     fn handle(&mut self, stop: Stop, ctx: &mut Self::Context) {
+        self.deliver_held(ctx);
         let open: Vec<RequestId> = self.streams.keys().copied().collect();
         for id in open {
             let failure = match stop {

@@ -4,8 +4,8 @@
 
 use crate::board::{DecodeSnapshot, Role, Snapshot};
 use crate::messages::{
-    Depart, Emit, Enqueue, Epoch, ExecutorLost, ExecutorReplaced, Forward, Ready, Release, RunBatch, RunStep, Stepped,
-    Stop,
+    Depart, Emit, Enqueue, Epoch, ExecutorLost, ExecutorReplaced, Forward, Lap, Ready, Release, RunBatch, RunStep,
+    Stepped, Stop,
 };
 use crate::subserver::Place;
 use actix::prelude::*;
@@ -286,6 +286,14 @@ impl Handler<Stepped> for Decode {
         self.said.busy += message.took;
         self.finish(message.result);
         self.say();
+    }
+}
+
+impl Handler<Lap> for Decode {
+    type Result = ();
+
+    fn handle(&mut self, lap: Lap, _: &mut Self::Context) {
+        self.place.post(&self.place.children.client, lap);
     }
 }
 

@@ -124,6 +124,12 @@ pub struct Ready {
 #[rtype(result = "()")]
 pub struct Emit(pub Vec<Committed>);
 
+/// Client -> Batcher -> Decode -> Client: once around the ring, behind what leads to the next step. The Client delivers
+/// what it has when it comes back.
+#[derive(Clone, Copy, Debug, Message)]
+#[rtype(result = "()")]
+pub struct Lap;
+
 /// Decode, InterModel -> Client: this request cannot go on.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]

@@ -1,5 +1,5 @@
 //! Everything that is not the model: `cargo bench -p tokenrouter-actors --bench overhead`. The executors of these
-//! runtimes answer at once and note when, so what lies between two steps is the runtime's own work, all threads included.
+//! runtimes answer at once, or after a millisecond, and note when, so what lies between two steps is the runtime's own work, all threads included.
 //! Owner: nobody waits for these numbers; docs/ablation.md quotes them. Prints Markdown tables of medians.
 
 mod memory;
@@ -11,6 +11,8 @@ use tokenrouter_core::execution::Execution;
 
 /// Live requests of the tables.
 const ROWS: [usize; 4] = [1, 8, 64, 512];
+/// What a step takes: nothing, or about as little as that of a model.
+const STEPS: [Duration; 2] = [Duration::ZERO, Duration::from_millis(1)];
 /// Tokens of the prompt of a request that hops.
 const CONTEXTS: [usize; 4] = [100, 1_000, 10_000, 100_000];
 /// Tokens of the answers that are compared.
@@ -40,17 +42,19 @@ fn quantile(mut times: Vec<Duration>, part: f64) -> f64 {
 
 /// From a step's output to the next step's start, and what that is for each request in it.
 fn steps() {
-    println!("\n## A step's output to the next step's start\n");
-    println!("| requests | median, us | p99, us | median per request, us | a request handed in and accepted, us |");
-    println!("| ---: | ---: | ---: | ---: | ---: |");
-    for requests in ROWS {
-        let tokens = (40_000 / requests).clamp(1_000, 4_000);
-        let seen = play(Load { requests, prompt: 16, tokens, ..Load::default() });
-        let gaps = seen.gaps(0, requests);
-        let median = quantile(gaps.clone(), 0.5);
-        let (slow, each) = (quantile(gaps, 0.99), median / requests as f64);
-        let accepted = quantile(seen.accepted.clone(), 0.5);
-        println!("| {requests} | {median:.1} | {slow:.1} | {each:.2} | {accepted:.1} |");
+    for step in STEPS {
+        println!("\n## A step's output to the next step's start; a step takes {} ms\n", step.as_millis());
+        println!("| requests | median, us | p99, us | median per request, us | a request handed in and accepted, us |");
+        println!("| ---: | ---: | ---: | ---: | ---: |");
+        for requests in ROWS {
+            let tokens = if step.is_zero() { (40_000 / requests).clamp(1_000, 4_000) } else { 1_000 };
+            let seen = play(Load { requests, tokens, step, ..Load::default() });
+            let gaps = seen.gaps(0, requests);
+            let median = quantile(gaps.clone(), 0.5);
+            let (slow, each) = (quantile(gaps, 0.99), median / requests as f64);
+            let accepted = quantile(seen.accepted.clone(), 0.5);
+            println!("| {requests} | {median:.1} | {slow:.1} | {each:.2} | {accepted:.1} |");
+        }
     }
 }
 

@@ -1,5 +1,6 @@
-//! A runtime whose executors answer at once, and what they saw. Owner: the bench. Invariant: an executor does nothing but
-//! note the time and answer; it reads no prefix, so its own cost does not depend on the context.
+//! A runtime whose executors answer at once or after a fixed time, and what they saw. Owner: the bench. Invariant: an
+//! executor does nothing but wait, note the time and answer; it reads no prefix, so its own cost does not depend on the
+//! context.
 
 use crate::memory;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,11 +45,14 @@ pub struct Load {
     pub routing: Routing,
     /// How the models run beside each other.
     pub execution: Execution,
+    /// What a step takes; its thread sleeps, as one that waits for a device does.
+    pub step: Duration,
 }
 
 impl Default for Load {
     fn default() -> Self {
-        Load { requests: 1, prompt: 16, tokens: 1_000, routing: Routing::None, execution: Execution::Async }
+        let (routing, execution) = (Routing::None, Execution::Async);
+        Load { requests: 1, prompt: 16, tokens: 1_000, routing, execution, step: Duration::ZERO }
     }
 }
 
@@ -105,20 +109,24 @@ impl Play {
     }
 }
 
-/// Answers at once.
-struct Instantly {
+/// Answers without computing.
+struct Blank {
     model: usize,
+    takes: Duration,
     limits: ExecutorLimits,
     steps: Arc<Mutex<Vec<Seen>>>,
 }
 
-impl Executor for Instantly {
+impl Executor for Blank {
     fn limits(&self) -> ExecutorLimits {
         self.limits
     }
 
     fn step(&mut self, step: &Step) -> Result<StepOutput, ExecutorError> {
         let begin = Instant::now();
+        if !self.takes.is_zero() {
+            std::thread::sleep(self.takes);
+        }
         let answer = |draws: bool| match draws {
             true => RowOutput::Drawn(Drawn { token: 7, ..Drawn::default() }),
             false => RowOutput::Fed,
@@ -180,7 +188,9 @@ fn spec(load: Load, (room, steps): (usize, &Arc<Mutex<Vec<Seen>>>)) -> RuntimeSp
     };
     let model = |model: usize| {
         let steps = Arc::clone(steps);
-        let factory = move || Ok(Box::new(Instantly { model, limits, steps: Arc::clone(&steps) }) as Box<dyn Executor>);
+        let takes = load.step;
+        let blank = move || Blank { model, takes, limits, steps: Arc::clone(&steps) };
+        let factory = move || Ok(Box::new(blank()) as Box<dyn Executor>);
         let site = Site::Here(Seat::Thread(Arc::new(factory)));
         ModelSpec { name: format!("m{model}"), limits, eos: Vec::new(), site }
     };

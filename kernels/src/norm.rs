@@ -135,7 +135,7 @@ fn inverse_rms<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Random, bits, pools};
+    use crate::testing::{Random, bits, pools, rounds};
 
     fn reference(norm: RmsNorm<'_>, x: &[f32]) -> Vec<f64> {
         let row = |x: &[f32]| {
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn norms_are_exact_to_rounding_and_the_same_everywhere() {
         let mut random = Random::new(10);
-        for _ in 0..20 {
+        for _ in 0..rounds(20) {
             let (rows, cols) = (1 + random.below(40), 1 + random.below(700));
             let weight = random.normals(cols);
             let norm = RmsNorm { weight: &weight, eps: 1e-5 };

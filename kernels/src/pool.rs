@@ -257,6 +257,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::rounds;
 
     fn pool(threads: usize) -> Pool {
         Pool::new(&PoolConfig { threads, ..Default::default() }).unwrap()
@@ -267,8 +268,8 @@ mod tests {
         for threads in 1..=4 {
             let pool = pool(threads);
             assert_eq!(pool.threads(), threads);
-            for round in 0..2000 {
-                let tasks = round % 37;
+            for round in 0..rounds(2000) {
+                let tasks = (round * 5 + 3) % 37;
                 let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(tasks, &|task| {
                     counts[task].fetch_add(1, Ordering::Relaxed);
@@ -309,12 +310,12 @@ mod tests {
 
     #[test]
     fn calls_from_several_threads_follow_one_another() {
-        let pool = pool(2);
+        let (pool, calls) = (pool(2), rounds(200));
         let sum = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
-                    for _ in 0..200 {
+                    for _ in 0..calls {
                         pool.run(7, &|task| {
                             sum.fetch_add(task, Ordering::Relaxed);
                         });
@@ -322,7 +323,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!(sum.load(Ordering::Relaxed), 3 * 200 * 21);
+        assert_eq!(sum.load(Ordering::Relaxed), 3 * calls * 21);
     }
 
     #[test]

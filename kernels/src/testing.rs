@@ -51,6 +51,11 @@ impl Random {
     }
 }
 
+/// `n` rounds of a test, or a few under Miri, which interprets each instruction.
+pub(crate) fn rounds(n: usize) -> usize {
+    if cfg!(miri) { n.min(3) } else { n }
+}
+
 /// Every instruction set of this machine.
 pub(crate) fn isas() -> Vec<Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.available()).collect()

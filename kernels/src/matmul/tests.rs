@@ -3,7 +3,7 @@
 use super::quantize::{BlockMeta, quantize_block_reference};
 use super::testing::random_rows;
 use super::*;
-use crate::testing::{Random, bits, isas, pool, pools};
+use crate::testing::{Random, bits, isas, pool, pools, rounds};
 
 fn matrix(format: Format, rows: usize, cols: usize, random: &mut Random) -> Matrix {
     Matrix::new(format, rows, cols, Bytes::from(random_rows(format, rows, cols, random))).unwrap()
@@ -85,6 +85,51 @@ fn a_row_does_not_depend_on_its_batch_or_the_threads() {
                     );
                 }
             }
+        }
+    }
+}
+
+/// Anything that a model could ask for, at random: 1 to 64 input rows (or some more than one pass takes) through one to
+/// three matrices of any formats and heights, with or without bias, on any instruction set and number of threads. Each
+/// result equals the product of the unpacked matrix, one row at a time on one thread.
+#[test]
+fn fuzzed_products_equal_the_reference() {
+    let mut random = Random::new(9);
+    let slow = pool(1, crate::sys::Isa::Portable);
+    let isas = isas();
+    for _ in 0..rounds(300) {
+        let pool = pool(1 + random.below(8), isas[random.below(isas.len())]);
+        let cols =
+            if cfg!(miri) { 256 } else { [32 * (1 + random.below(24)), 256 * (1 + random.below(3))][random.below(2)] };
+        let m = if cfg!(miri) {
+            2
+        } else {
+            [1 + random.below(64), 1 + random.below(80)][usize::from(random.below(8) == 0)]
+        };
+        let formats: Vec<Format> = Format::ALL.into_iter().filter(|f| cols.is_multiple_of(f.block_values())).collect();
+        let mut matrices = Vec::new();
+        for _ in 0..1 + random.below(3) {
+            let rows = 1 + random.below(if cfg!(miri) { 18 } else { 40 });
+            matrices.push(matrix(formats[random.below(formats.len())], rows, cols, &mut random));
+        }
+        let x = random.normals(m * cols);
+        let biases: Vec<Option<Vec<f32>>> =
+            matrices.iter().map(|w| (random.below(2) == 0).then(|| random.normals(w.rows()))).collect();
+        let expected: Vec<Vec<f32>> = (matrices.iter().zip(&biases))
+            .map(|(w, b)| x.chunks(cols).flat_map(|row| product(&slow, w, row, b.as_deref())).collect())
+            .collect();
+        for w in &mut matrices {
+            w.prepare(&pool).unwrap();
+        }
+        let mut scratch = QuantizedRows::default();
+        let input = scratch.input(&pool, &x, &matrices.iter().collect::<Vec<_>>());
+        let mut found: Vec<Vec<f32>> = matrices.iter().map(|w| vec![f32::NAN; m * w.rows()]).collect();
+        let mut products: Vec<Linear<'_>> = (matrices.iter().zip(&biases).zip(&mut found))
+            .map(|((matrix, bias), y)| Linear { matrix, bias: bias.as_deref(), y })
+            .collect();
+        linear(&pool, &input, &mut products);
+        for ((w, found), expected) in matrices.iter().zip(&found).zip(&expected) {
+            assert_eq!(bits(found), bits(expected), "{:?} {} x {cols}, {m} rows, {pool:?}", w.format(), w.rows());
         }
     }
 }

@@ -151,3 +151,6 @@ pub(crate) trait Simd: Copy {
     /// Asks for the cache line `ahead` bytes after the start of `from`, which may lie beyond its end.
     fn prefetch(self, from: &[u8], ahead: usize);
 }
+
+#[cfg(test)]
+mod tests;

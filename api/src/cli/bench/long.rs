@@ -280,7 +280,7 @@ fn markdown(report: &Report) -> String {
     let rounds = report.lengths.first().map_or(0, |length| length.ratio.rounds.len());
     let _ = writeln!(
         out,
-        "{}, {} requests at once, {} tokens in, {rounds} rounds; keys and values: {} bytes a token.\n",
+        "{}; requests at once: {}; tokens in: {}; rounds: {rounds}; keys and values: {} bytes a token.\n",
         report.model, report.workers, report.prompt_tokens, report.kv_bytes_per_token
     );
     let _ = writeln!(

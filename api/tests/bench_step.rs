@@ -43,6 +43,7 @@ fn steps_are_timed_by_shape() {
     let common = ["bench", "step", "--model", &model, "--threads", "2", "--context", "20", "--repeat", "5", "--json"];
     let found = json(&[&common[..], &["--steps", "4:2,1:1,3:1"]].concat());
     assert_eq!((&found["threads"], &found["context"], &found["repeat"]), (&2.into(), &20.into(), &5.into()));
+    assert_eq!(found["model"], *model);
     let steps = found["steps"].as_object().expect("an object");
     assert_eq!(steps.keys().collect::<Vec<_>>(), ["4:2", "1:1", "3:1"], "in the order asked for");
     for (name, tokens) in [("4:2", 8.0), ("1:1", 1.0), ("3:1", 3.0)] {
@@ -50,15 +51,15 @@ fn steps_are_timed_by_shape() {
     }
     // The weights are the same for all; the work is that of the shape.
     let (one, three, eight) = (&steps["1:1"], &steps["3:1"], &steps["4:2"]);
-    let (layers, head) = (&found["model"]["layers"], &found["model"]["head"]);
+    let (layers, head) = (&found["work"]["layers"], &found["work"]["head"]);
     let macs = |of: &Value| number(of, "int8_macs") + number(of, "float_macs");
-    let attention = number(&found["model"], "attention_macs_per_position");
+    let attention = number(&found["work"], "attention_macs_per_position");
     assert_eq!(number(one, "weight_bytes"), number(layers, "weight_bytes") + number(head, "weight_bytes"));
     assert_eq!(number(eight, "weight_bytes"), number(one, "weight_bytes"));
     assert_eq!(macs(one), macs(layers) + macs(head) + 21.0 * attention);
     assert_eq!(macs(three), 3.0 * macs(one));
     assert_eq!(macs(eight), 8.0 * macs(layers) + 4.0 * macs(head) + 4.0 * (21.0 + 22.0) * attention);
-    assert_eq!(number(eight, "kv_bytes"), 4.0 * 22.0 * number(&found["model"], "kv_bytes_per_token"));
+    assert_eq!(number(eight, "kv_bytes"), 4.0 * 22.0 * number(&found["work"], "kv_bytes_per_token"));
     assert!(found.get("roofline").is_none() && one.get("floor_ms").is_none(), "not asked for");
 }
 
@@ -74,7 +75,7 @@ fn work_is_that_of_the_models_matrices() {
     let model = demo("small");
     let found =
         json(&["bench", "step", "--model", &model, "--steps", "1:1", "--repeat", "1", "--context", "0", "--json"]);
-    let found = &found["model"];
+    let found = &found["work"];
     let macs = |of: &Value| number(of, "int8_macs") + number(of, "float_macs");
     assert_eq!(macs(&found["layers"]), layers * (2.0 * hidden * q + 2.0 * hidden * kv + 3.0 * hidden * ffn));
     assert_eq!(macs(&found["head"]), hidden * of("vocab_size"));
@@ -118,7 +119,7 @@ fn prefills_are_timed_in_chunks() {
         assert_eq!(found["tokens"], 50);
     }
     let (layers, head) =
-        (number(&whole["model"]["layers"], "weight_bytes"), number(&whole["model"]["head"], "weight_bytes"));
+        (number(&whole["work"]["layers"], "weight_bytes"), number(&whole["work"]["head"], "weight_bytes"));
     assert_eq!(number(&whole, "weight_bytes"), layers + head);
     assert_eq!(number(&cut, "weight_bytes"), 3.0 * layers + head, "each of three chunks reads the layers");
     assert_eq!(

@@ -35,7 +35,8 @@ impl Args {
 /// What was measured.
 #[derive(Debug, Serialize)]
 struct Report {
-    model: ModelReport,
+    model: String,
+    work: ModelReport,
     threads: usize,
     tokens: u32,
     chunk: u32,
@@ -76,7 +77,8 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     sample(&mut roofline)?;
     let timing = Timing::of(seconds);
     let report = Report {
-        model: ModelReport::of(&subject.info, &subject.work),
+        model: args.on.model(),
+        work: ModelReport::of(&subject.info, &subject.work),
         threads: subject.threads,
         tokens,
         chunk,
@@ -102,7 +104,7 @@ impl Report {
     fn text(&self) -> String {
         let Timing { median_ms, min_ms, p90_ms } = self.timing;
         let heads = Rates::heads(self.roofline.is_some());
-        let mut out = self.model.text();
+        let mut out = self.work.text();
         out += &format!(
             "{} thread(s), a prompt of {} tokens in steps of at most {}, {} times, loaded in {:.2} s\n\n",
             self.threads, self.tokens, self.chunk, self.repeat, self.load_s

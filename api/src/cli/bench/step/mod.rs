@@ -75,7 +75,8 @@ impl Shape {
 /// What was measured.
 #[derive(Debug, Serialize)]
 struct Report {
-    model: ModelReport,
+    model: String,
+    work: ModelReport,
     threads: usize,
     context: u32,
     repeat: u32,
@@ -121,7 +122,8 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     };
     let report = Report {
         steps: shapes.iter().zip(seconds).map(measured).collect(),
-        model: ModelReport::of(&subject.info, &subject.work),
+        model: args.on.model(),
+        work: ModelReport::of(&subject.info, &subject.work),
         threads: subject.threads,
         context: args.context,
         repeat: args.repeat,
@@ -210,7 +212,7 @@ fn measure(
 
 impl Report {
     fn text(&self) -> String {
-        let mut out = self.model.text();
+        let mut out = self.work.text();
         let (threads, context, repeat) = (self.threads, self.context, self.repeat);
         let _ = writeln!(
             out,

@@ -25,8 +25,8 @@ pub struct On {
     #[arg(long, value_name = "PATH")]
     model: PathBuf,
     /// Threads that compute; 0 = one for each usable core
-    #[arg(long, value_name = "T", default_value_t = 0)]
-    threads: usize,
+    #[arg(long, value_name = "T", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1024))]
+    threads: u32,
     /// Measure what the machine gives at most, before and after, and how near to it the model is
     #[arg(long)]
     pub roofline: bool,
@@ -36,6 +36,11 @@ pub struct On {
 }
 
 impl On {
+    /// The model, as it was named.
+    pub fn model(&self) -> String {
+        self.model.display().to_string()
+    }
+
     /// The model's files, opened and checked. Options that mean nothing here are refused.
     ///
     /// # Errors
@@ -62,8 +67,8 @@ impl On {
     pub fn load(&self, context: &Context, (files, room): (&ModelFiles, Room)) -> Result<Subject, CliError> {
         let pages = room.tokens.div_ceil(PAGE_TOKENS as u32);
         let options = LoadOptions {
-            threads: self.threads,
-            kv: KvMemory::Pages(room.sequences * pages),
+            threads: self.threads as usize,
+            kv: KvMemory::Pages(room.sequences.saturating_mul(pages)),
             rows_max: room.sequences,
             step_tokens_max: room.step_tokens,
             ..LoadOptions::default()
@@ -78,7 +83,7 @@ impl On {
             info: model.info().clone(),
             work: model.work(),
             load_s: began.elapsed().as_secs_f64(),
-            threads: if self.threads == 0 { sys::default_threads() } else { self.threads },
+            threads: if self.threads == 0 { sys::default_threads() } else { self.threads as usize },
             executor,
             pages,
         })

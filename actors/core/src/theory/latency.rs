@@ -44,6 +44,12 @@ impl Surface {
         Surface { levels: vec![(1.0, seconds)] }
     }
 
+    /// So many times as long.
+    pub fn scaled(&self, factor: f64) -> Surface {
+        let level = |(tokens, seconds): &(f64, Vec<f64>)| (*tokens, seconds.iter().map(|s| s * factor).collect());
+        Surface { levels: self.levels.iter().map(level).collect() }
+    }
+
     /// Largest batch.
     pub fn rows_max(&self) -> u32 {
         self.levels.first().map_or(0, |(_, seconds)| seconds.len() as u32)

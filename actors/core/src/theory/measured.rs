@@ -34,6 +34,8 @@ const REPLANS: usize = 3;
 const CANDIDATES: usize = 6;
 /// Simulations of a prediction.
 const LENGTH: Length = Length { ways: 200_000, seed: 1 };
+/// Rounds of scaling: company changes a little with the latencies.
+const RESCALES: usize = 3;
 /// 97.5 % point of the normal distribution.
 const NORMAL: f64 = 1.96;
 
@@ -208,6 +210,28 @@ impl Measured {
         Measured::new(shared, self.observations.clone())
     }
 
+    /// The same system with steps scaled, model by model, until their mean is that of `seconds` (`[i][b - 1]`), which was
+    /// seen under these thresholds; a model without such is left as it is.
+    ///
+    /// # Errors
+    /// Thresholds that do not fit.
+    pub fn with_steps(&self, (requests, thresholds): (u32, &[u32]), seconds: &[Vec<f64>]) -> Result<Measured, String> {
+        let mut shared = self.shared.clone();
+        for _ in 0..RESCALES {
+            let seen = shared.simulate(requests, thresholds, LENGTH)?.steps;
+            let factor = |(simulated, seconds): (&Vec<(u32, f64)>, &Vec<f64>)| {
+                let (said, took) = simulated
+                    .iter()
+                    .zip(seconds)
+                    .fold((0.0, 0.0), |(said, took), ((count, sum), s)| (said + sum, took + f64::from(*count) * s));
+                if said > 0.0 && took > 0.0 { took / said } else { 1.0 }
+            };
+            let factors: Vec<f64> = seen.iter().zip(seconds).map(factor).collect();
+            shared = shared.scaled(&factors);
+        }
+        Ok(Measured::new(shared, self.observations.clone()))
+    }
+
     /// Mean seconds of the longest step with up to so many requests.
     pub fn longest(&self, requests: u32) -> f64 {
         let few = |row: &Vec<f64>| row.iter().take(requests as usize).copied().fold(0.0, f64::max);
@@ -339,6 +363,20 @@ mod tests {
         let (few, many) = (error(200), error(2000));
         assert!(few > 0.05 && (2.5..4.5).contains(&(few / many)), "{few} {many}");
         assert_eq!(error(0), 0.0);
+    }
+
+    /// Whatever the true latencies are a multiple of, the steps of a run tell it.
+    #[test]
+    fn steps_that_were_seen_scale_the_system() {
+        let (known, truth) = (pair(0.3, 1.8), pair(0.3, 1.8).shared.scaled(&[1.3, 0.8]));
+        let seen = truth.simulate(4, &[1, 2], LENGTH).expect("simulated");
+        let mean =
+            |steps: &Vec<(u32, f64)>| steps.iter().map(|(n, s)| if *n > 0 { s / f64::from(*n) } else { 9.9 }).collect();
+        let seconds: Vec<Vec<f64>> = seen.steps.iter().map(mean).collect();
+        let scaled = known.with_steps((4, &[1, 2]), &seconds).and_then(|one| one.predict(4, &[1, 2])).expect("scaled");
+        assert!((scaled.throughput / seen.rate.throughput - 1.0).abs() < 0.01, "{scaled:?} {seen:?}");
+        let same = known.with_steps((4, &[1, 2]), &[vec![], vec![]]).expect("nothing was seen");
+        assert_eq!(same, known);
     }
 
     /// The chain's latency of a batch is the mean over what rows consume, not the latency of the mean.

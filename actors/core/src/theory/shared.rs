@@ -9,7 +9,6 @@
 
 use crate::rng::{Stream, unit};
 use crate::theory::latency::Surface;
-use crate::theory::observe::Behaviour;
 use crate::theory::simulate::{Length, PARTS, Simulated};
 
 /// Work that is left of a step after rounding, in seconds.
@@ -29,6 +28,15 @@ pub struct Shared {
     pub moves: Vec<Vec<f64>>,
     /// C.
     pub tokens: Vec<Vec<f64>>,
+}
+
+/// What a simulation saw.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Tokens per second.
+    pub rate: Simulated,
+    /// `[i][b - 1]`: steps of model i with b requests, and the seconds that they took, others beside them or not.
+    pub steps: Vec<Vec<(u32, f64)>>,
 }
 
 /// A request on its way.
@@ -51,6 +59,9 @@ struct Run<'a> {
     left: Vec<f64>,
     /// How many times as long that step takes while all others run.
     slower: Vec<f64>,
+    /// When it began.
+    began: Vec<f64>,
+    steps: Vec<Vec<(u32, f64)>>,
     now: f64,
     ways: u64,
     tokens: f64,
@@ -62,6 +73,14 @@ impl Shared {
     /// # Errors
     /// One line for thresholds that do not fit.
     pub fn throughput(&self, requests: u32, thresholds: &[u32], length: Length) -> Result<Simulated, String> {
+        self.simulate(requests, thresholds, length).map(|outcome| outcome.rate)
+    }
+
+    /// As [`Shared::throughput`], with the steps that were made.
+    ///
+    /// # Errors
+    /// As [`Shared::throughput`].
+    pub fn simulate(&self, requests: u32, thresholds: &[u32], length: Length) -> Result<Outcome, String> {
         let models = self.alone.len();
         let cap = |i: usize| requests.min(self.alone[i].rows_max());
         let fits = thresholds.len() == models
@@ -78,6 +97,8 @@ impl Shared {
             running: vec![Vec::new(); models],
             left: vec![0.0; models],
             slower: vec![1.0; models],
+            began: vec![0.0; models],
+            steps: self.alone.iter().map(|one| vec![(0, 0.0); one.rows_max() as usize]).collect(),
             now: 0.0,
             ways: 0,
             tokens: 0.0,
@@ -86,18 +107,14 @@ impl Shared {
         run.go(length.ways / 10);
         let each = (length.ways / PARTS).max(1);
         let parts: Vec<(f64, f64)> = (0..PARTS).map(|_| run.go(each)).collect();
-        Ok(Simulated::of_parts(&parts))
+        Ok(Outcome { rate: Simulated::of_parts(&parts), steps: run.steps })
     }
 
-    /// Models that do this, whoever else runs and whatever rows consume.
-    pub fn of(behaviours: &[Behaviour]) -> Shared {
-        let alone: Vec<_> = behaviours.iter().map(|one| Surface::flat(one.seconds.clone())).collect();
-        Shared {
-            beside: alone.clone(),
-            alone,
-            moves: behaviours.iter().map(|one| one.moves.clone()).collect(),
-            tokens: behaviours.iter().map(|one| one.tokens.clone()).collect(),
-        }
+    /// The same models, their steps so many times as long.
+    pub fn scaled(&self, factors: &[f64]) -> Shared {
+        let scaled =
+            |surfaces: &[Surface]| surfaces.iter().zip(factors).map(|(one, factor)| one.scaled(*factor)).collect();
+        Shared { alone: scaled(&self.alone), beside: scaled(&self.beside), ..self.clone() }
     }
 
     /// What the rows of one request consume at each model, in their order; of a model it never comes to, a decode.
@@ -168,6 +185,7 @@ impl Run<'_> {
                 let (rows, tokens) = (batch as u32, f64::from(consumed) / batch as f64);
                 self.left[i] = self.shared.alone[i].seconds(rows, tokens);
                 self.slower[i] = self.shared.beside[i].seconds(rows, tokens) / self.left[i];
+                self.began[i] = self.now;
             }
         }
     }
@@ -197,6 +215,8 @@ impl Run<'_> {
     fn complete(&mut self, i: usize) {
         let batch = std::mem::take(&mut self.running[i]);
         self.ways += batch.len() as u64;
+        let (count, seconds) = &mut self.steps[i][batch.len() - 1];
+        (*count, *seconds) = (*count + 1, *seconds + self.now - self.began[i]);
         for request in batch {
             let to = self.walkers[request as usize].go(self.shared, i);
             self.tokens += self.shared.tokens[i][to];
@@ -240,6 +260,16 @@ mod tests {
             |shared: &Shared, n| shared.throughput(n, &[1, 1], Length { ways: 4000, seed: 1 }).map(|s| s.throughput);
         assert!((at(&shared, 1).expect("one") - 100.0).abs() < 0.1, "{:?}", at(&shared, 1));
         assert!((at(&shared, 4).expect("four") - 100.0).abs() < 0.5, "{:?}", at(&shared, 4));
+        let outcome = shared.simulate(4, &[1, 1], Length { ways: 4000, seed: 1 }).expect("four");
+        for steps in &outcome.steps {
+            let (count, seconds) = steps[0];
+            assert!(
+                count > 2000 && (seconds / f64::from(count) - 0.02).abs() < 1e-4,
+                "each beside the other: {steps:?}"
+            );
+        }
+        let twice = shared.scaled(&[2.0, 2.0]).throughput(4, &[1, 1], Length { ways: 4000, seed: 1 }).expect("four");
+        assert!((twice.throughput - 50.0).abs() < 0.5, "{twice:?}");
         shared.beside = shared.alone.clone();
         assert!((at(&shared, 4).expect("four") - 200.0).abs() < 0.5, "{:?}", at(&shared, 4));
         assert!(at(&shared, 1).is_ok() && shared.throughput(1, &[1, 2], Length::default()).is_err());

@@ -5,11 +5,7 @@ use super::report::{BAR, percent};
 use serde::Serialize;
 use tokenrouter_core::theory::measured::{Measured, Outlook, Predicted};
 use tokenrouter_core::theory::observe::Behaviour;
-use tokenrouter_core::theory::shared::Shared;
-use tokenrouter_core::theory::simulate::Length;
 
-/// Of the simulations that are compared with a run.
-const LENGTH: Length = Length { ways: 200_000, seed: 1 };
 /// Where the ways are known so badly that a prediction may be off by more than this part, a note says so.
 const WAYS_ERROR: f64 = 0.02;
 
@@ -29,7 +25,7 @@ pub struct Checked {
     pub measured: f64,
     /// The prediction for requests that go the ways that they went in this run.
     pub with_ways: f64,
-    /// The same for steps that take as long as they took in this run.
+    /// The same for steps that take, on average, as long as they took in this run.
     pub with_steps: f64,
 }
 
@@ -40,11 +36,9 @@ impl Checked {
         let each = |of: fn(&Behaviour) -> &Vec<f64>| run.behaviours.iter().map(|one| of(one).clone()).collect();
         let known = known.with_ways(each(|one| &one.moves), each(|one| &one.tokens));
         let with_ways = known.predict(trial.requests, trial.thresholds)?.throughput;
-        let with_steps = match run.behaviours.iter().any(|one| one.seconds.is_empty()) {
-            // A model that made no step has no latency and no influence.
-            true => with_ways,
-            false => Shared::of(&run.behaviours).throughput(trial.requests, trial.thresholds, LENGTH)?.throughput,
-        };
+        let seconds: Vec<Vec<f64>> = run.behaviours.iter().map(|one| one.seconds.clone()).collect();
+        let known = known.with_steps((trial.requests, trial.thresholds), &seconds)?;
+        let with_steps = known.predict(trial.requests, trial.thresholds)?.throughput;
         Ok(Checked { measured: run.tokens_per_second, with_ways, with_steps })
     }
 }

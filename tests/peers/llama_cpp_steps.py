@@ -3,7 +3,8 @@
     python llama_cpp_steps.py MODEL.gguf [--threads 2] [--context 128] [--steps 1:1,8:1,1:4] [--repeat 20] [--prefill 512]
 
 Owner: whoever compares. Invariant: what is timed is one `llama_decode` with one row of logits for each sequence, read
-back; shapes take turns round after round, as ours do, and a first round (and a first prefill) warms up. The KV cache is f16, as ours is.
+back; shapes take turns round after round, as ours do, and a first round (and a first prefill) warms up. The KV cache is
+f16, as ours is.
 """
 
 import argparse

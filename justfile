@@ -21,6 +21,22 @@ lint:
     cargo clippy --workspace --all-targets -- -D warnings
     cargo test -p tokenrouter-tests --test tidy --test dependencies
 
+# Kernels under Miri: undefined behaviour and data races of the unsafe code, plain Rust paths (nightly with miri; minutes)
+miri:
+    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p tokenrouter-kernels --lib -- memory:: pool:: norm:: fuzzed saturate
+
+# Kernels under AddressSanitizer, on every instruction set of this machine (nightly)
+asan:
+    RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p tokenrouter-kernels --lib --target x86_64-unknown-linux-gnu
+
+# Kernels under valgrind, which knows AVX2 but not AVX-512
+valgrind:
+    CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="valgrind --fair-sched=yes -q --error-exitcode=9" cargo test -p tokenrouter-kernels --lib --target x86_64-unknown-linux-gnu -- --test-threads=1 --skip roofline
+
+# Kernels on NEON, emulated (rustup target add aarch64-unknown-linux-musl; qemu-user)
+neon:
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=qemu-aarch64 cargo test -p tokenrouter-kernels --lib --target aarch64-unknown-linux-musl
+
 # Serve the embedded pair, or a launch file: just run config/presets/qwen3-0.6b-8b.toml
 run CONFIG="":
     cargo run --release -- serve {{ if CONFIG == "" { "" } else { "--config " + CONFIG } }}

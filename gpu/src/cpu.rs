@@ -21,6 +21,9 @@ use tokenrouter_kernels::{KernelError, Pool, PoolConfig, activation, quant, sys}
 /// Heads in KV memory are padded with zeros to a multiple of this, which attention kernels want; zeros change no result.
 const HEAD_ALIGNMENT: usize = 16;
 
+/// Requests of a step that need no allocation: as many as a runner takes unless it is told otherwise.
+const SEGMENTS_INLINE: usize = 64;
+
 /// Threads of a CPU device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuOptions {
@@ -165,7 +168,7 @@ fn kernel_norm(norm: &Norm<Vec<f32>>) -> RmsNorm<'_> {
     RmsNorm { weight: &norm.weight, eps: norm.eps }
 }
 
-fn segments(batch: &Batch) -> SmallVec<[Segment<'_>; 16]> {
+fn segments(batch: &Batch) -> SmallVec<[Segment<'_>; SEGMENTS_INLINE]> {
     let segment = |span: &crate::batch::Span| Segment {
         rows: span.len as usize,
         position: span.start as usize,

@@ -33,6 +33,7 @@ fn main() -> Result<(), Failure> {
         threads: threads.first().map_or(Ok(0), |text| text.parse())?,
         kv: KvMemory::Pages(GROUP as u32 * pages),
         context_len: Some(context as u32),
+        step_tokens_max: context as u32,
         ..LoadOptions::default()
     };
     let mut runner = load(Path::new(model), &options, &mut |_| ())?.executor()?;

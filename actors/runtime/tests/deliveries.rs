@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokenrouter_actors::gpu_executor::{ExecutorFactory, Seat};
@@ -21,6 +21,8 @@ const SMALL: ModelIdx = ModelIdx(0);
 const LARGE: ModelIdx = ModelIdx(1);
 /// No event of these tests takes as long.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Words that a gate keeps for steps to come.
+const STEPS_AHEAD: usize = 4;
 /// What a timed step takes.
 const STEP: Duration = Duration::from_millis(1);
 
@@ -127,8 +129,8 @@ fn timed(begun: &Arc<AtomicU32>) -> Seat {
 }
 
 /// A step waits for a word from the test, on a thread of its own.
-fn gated(begun: &Arc<AtomicU32>) -> (Seat, Sender<()>) {
-    let (open, gate) = channel();
+fn gated(begun: &Arc<AtomicU32>) -> (Seat, SyncSender<()>) {
+    let (open, gate) = sync_channel(STEPS_AHEAD);
     (Seat::Thread(factory(begun, Some(gate))), open)
 }
 

@@ -6,7 +6,7 @@
 use super::Segment;
 use crate::memory::{Buffer, Disjoint};
 use crate::{KernelError, Pool};
-use half::f16;
+use half::{bf16, f16};
 use std::ops::Range;
 
 /// Tokens per page.
@@ -20,6 +20,8 @@ pub enum KvFormat {
     /// 2 bytes, rounded to nearest; magnitudes beyond 65504 become 65504.
     #[default]
     F16,
+    /// 2 bytes with the range of f32, rounded to nearest.
+    BF16,
     /// 4 bytes, as computed.
     F32,
 }
@@ -28,7 +30,7 @@ impl KvFormat {
     /// Bytes per value.
     pub fn bytes(self) -> usize {
         match self {
-            KvFormat::F16 => 2,
+            KvFormat::F16 | KvFormat::BF16 => 2,
             KvFormat::F32 => 4,
         }
     }
@@ -38,6 +40,10 @@ impl KvFormat {
             KvFormat::F16 => {
                 let bound = f16::MAX.to_f32();
                 to.copy_from_slice(&f16::from_f32(value.clamp(-bound, bound)).to_le_bytes());
+            }
+            KvFormat::BF16 => {
+                let bound = bf16::MAX.to_f32();
+                to.copy_from_slice(&bf16::from_f32(value.clamp(-bound, bound)).to_le_bytes());
             }
             KvFormat::F32 => to.copy_from_slice(&value.to_le_bytes()),
         }

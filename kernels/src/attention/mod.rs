@@ -10,7 +10,7 @@ mod flash;
 
 use crate::Pool;
 use crate::memory::Disjoint;
-use crate::simd::value::{F16, F32};
+use crate::simd::value::{BF16, F16, F32};
 use crate::simd::{self};
 pub use cache::{KvCache, KvFormat, KvRows, KvShape, PAGE_TOKENS, write_kv};
 
@@ -87,6 +87,7 @@ pub fn attend(pool: &Pool, cache: &KvCache, attend: Attend<'_>) {
                 let tile = flash::Tile { cache, layer, head, group, scale, q, first_row, segment, queries, out: &out };
                 match shape.format {
                     KvFormat::F16 => simd::run(pool.isa(), flash::Typed::<F16>::new(tile)),
+                    KvFormat::BF16 => simd::run(pool.isa(), flash::Typed::<BF16>::new(tile)),
                     KvFormat::F32 => simd::run(pool.isa(), flash::Typed::<F32>::new(tile)),
                 }
                 return;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::testing::{Random, bits, isas, pool, pools};
-use half::f16;
+use half::{bf16, f16};
 
 /// A sequence with all its queries, keys and values, `[tokens, heads * dim]`.
 struct Sequence {
@@ -92,6 +92,7 @@ impl Case {
         let (dim, group) = (self.shape.head_dim, self.heads / self.shape.kv_heads);
         let stored = |x: f32| match self.shape.format {
             KvFormat::F16 => f64::from(f16::from_f32(x).to_f32()),
+            KvFormat::BF16 => f64::from(bf16::from_f32(x).to_f32()),
             KvFormat::F32 => f64::from(x),
         };
         let mut out = Vec::new();
@@ -124,7 +125,7 @@ impl Case {
 fn attention_equals_its_definition() {
     let mut random = Random::new(20);
     for round in 0..6 {
-        let case = case(&mut random, [KvFormat::F16, KvFormat::F32][round % 2]);
+        let case = case(&mut random, [KvFormat::F16, KvFormat::BF16, KvFormat::F32][round % 3]);
         let expected: Vec<Vec<f64>> = case.sequences.iter().map(|s| case.reference(s)).collect();
         let mut first: Option<Vec<Vec<u32>>> = None;
         for pool in pools() {
@@ -142,7 +143,7 @@ fn attention_equals_its_definition() {
 fn chunks_and_batches_change_no_bit() {
     let mut random = Random::new(21);
     for round in 0..3 {
-        let case = case(&mut random, [KvFormat::F16, KvFormat::F32][round % 2]);
+        let case = case(&mut random, [KvFormat::F16, KvFormat::BF16, KvFormat::F32][round % 3]);
         for isa in isas() {
             let whole = case.run(&pool(1, isa), &mut |_| usize::MAX);
             let decode = case.run(&pool(2, isa), &mut |_| 1);
@@ -185,15 +186,22 @@ fn a_copied_page_serves_like_the_first() {
 }
 
 #[test]
-fn large_values_saturate_in_f16() {
-    let shape = KvShape { layers: 1, pages: 1, kv_heads: 1, head_dim: 16, format: KvFormat::F16 };
+fn large_values_saturate() {
+    assert_eq!(mean_of_one(KvFormat::F16, 1e6), [65504.0; 16]);
+    assert_eq!(mean_of_one(KvFormat::BF16, f32::MAX), [bf16::MAX.to_f32(); 16]);
+    assert_eq!(mean_of_one(KvFormat::F32, f32::MAX), [f32::MAX; 16]);
+}
+
+/// What attention makes of a single value.
+fn mean_of_one(format: KvFormat, v: f32) -> [f32; 16] {
+    let shape = KvShape { layers: 1, pages: 1, kv_heads: 1, head_dim: 16, format };
     let mut cache = KvCache::new(shape).unwrap();
     let pool = pool(1, crate::sys::Isa::detect());
     let segments = &[Segment { rows: 1, position: 0, pages: &[0] }];
-    write_kv(&pool, &mut cache, KvRows { layer: 0, k: &[1.0; 16], v: &[1e6; 16], segments });
+    write_kv(&pool, &mut cache, KvRows { layer: 0, k: &[1.0; 16], v: &[v; 16], segments });
     let mut out = [0.0; 16];
     attend(&pool, &cache, Attend { layer: 0, heads: 1, scale: 1.0, q: &[1.0; 16], segments, out: &mut out });
-    assert_eq!(out, [65504.0; 16]);
+    out
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! NEON, with or without dot products of bytes: a vector is four registers of 128 bits, lanes 0..4, 4..8 and so on.
 //!
-//! Four instructions have no stable intrinsic (widening f16, `sdot`, prefetch, and what needs them); they are written as
-//! assembly.
+//! Three instructions have no stable intrinsic (widening f16, `sdot`, prefetch); they are written as assembly.
 
 use super::{Kernel, Simd};
 use std::arch::aarch64::*;
@@ -32,18 +31,6 @@ pub(super) unsafe fn run_dot<K: Kernel>(kernel: K) -> K::Output {
 type F = [float32x4_t; 4];
 type I = [int32x4_t; 4];
 type B = [uint8x16_t; 4];
-
-/// As in `avx512.rs`: each body runs under the proof that `self` is.
-macro_rules! methods {
-    ($(fn $name:ident $(<const $n:ident: u32>)? ($($arg:ident: $type:ty),*) $(-> $out:ty)? $body:block)*) => {
-        $(#[inline(always)]
-        fn $name $(<const $n: u32>)? (self, $($arg: $type),*) $(-> $out)? {
-            // SAFETY: `self` exists, so the machine has the instructions; loads and stores go through references to
-            // arrays, at offsets inside of them.
-            unsafe { $body }
-        })*
-    };
-}
 
 /// The same operation on each register.
 macro_rules! each {
@@ -109,6 +96,18 @@ fn dot_by_products(acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
 #[target_feature(enable = "neon")]
 fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
     vbslq_f32(vcgtq_f32(a, b), a, b)
+}
+
+/// As in `avx512.rs`: each body runs under the proof that `self` is.
+macro_rules! methods {
+    ($(fn $name:ident $(<const $n:ident: u32>)? ($($arg:ident: $type:ty),*) $(-> $out:ty)? $body:block)*) => {
+        $(#[inline(always)]
+        fn $name $(<const $n: u32>)? (self, $($arg: $type),*) $(-> $out)? {
+            // SAFETY: `self` exists, so the machine has the instructions; loads and stores go through references to
+            // arrays, at offsets inside of them.
+            unsafe { $body }
+        })*
+    };
 }
 
 impl<const DOT: bool> Neon<DOT> {

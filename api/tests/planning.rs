@@ -43,7 +43,7 @@ fn what_profile_writes_plan_reads() {
     }
     let (code, out, err) = run(&folder, &["plan", "--config", &config, "--profile", &profile, "--up-to", "3"]);
     assert_eq!((code, out.lines().filter(|line| line.contains("small ")).count()), (0, 3), "{out}{err}");
-    let measured = ["plan", "--config", &config, "--profile", &profile, "--requests", "3", "--measure", "60", "--json"];
+    let measured = ["plan", "--config", &config, "--profile", &profile, "--requests", "3", "--measure", "90", "--json"];
     let (code, out, err) = run(&folder, &measured);
     assert_eq!(code, 0, "{err}");
     let object: Value = serde_json::from_str(&out).expect("JSON");

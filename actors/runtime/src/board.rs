@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokenrouter_core::batching::Release;
 use tokenrouter_core::ids::{ModelIdx, Time};
-use tokenrouter_core::theory::observe::Behaviour;
+use tokenrouter_core::theory::observe::{Behaviour, Total};
 
 /// An actor's part in its subserver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -140,6 +140,8 @@ pub struct DecodeSnapshot {
     pub last_step: Time,
     /// Latencies and ways as learnt, renewed now and then.
     pub behaviour: Arc<Behaviour>,
+    /// `[b - 1]`: all steps with b requests and without prompts, renewed with it.
+    pub totals: Arc<Vec<Total>>,
 }
 
 /// Hops.

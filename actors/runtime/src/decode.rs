@@ -117,6 +117,7 @@ impl Decode {
         if now.since(self.learnt_at) >= LEARNT_EVERY {
             self.learnt_at = now;
             self.said.behaviour = Arc::new(self.observer.behaviour());
+            self.said.totals = Arc::new(self.observer.totals().to_vec());
         }
     }
 

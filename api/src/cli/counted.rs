@@ -14,8 +14,9 @@ use tokenrouter_core::theory::profile::Way;
 
 /// Lengths of rows are counted in classes from each power of two to the next; the last one is open.
 const CLASSES: usize = 8;
-/// A length that this part of the rows stays below is what is asked for.
-const MOST_ROWS: f64 = 0.99;
+/// Parts of the rows that stay below a typical length and below a long one.
+const HALF: f64 = 0.5;
+const MOST: f64 = 0.99;
 
 /// Counts of one model.
 #[derive(Debug, Default)]
@@ -24,6 +25,8 @@ struct Counts {
     ways: Vec<[AtomicU64; 2]>,
     /// Rows after the first of a request here, by the class of the tokens that they consumed.
     lengths: [AtomicU64; CLASSES],
+    /// Tokens behind all rows together.
+    context: AtomicU64,
 }
 
 /// What was seen of one model.
@@ -33,8 +36,10 @@ pub struct Seen {
     pub observations: u64,
     /// Where requests went, by name.
     pub ways: BTreeMap<String, Way>,
-    /// Nearly all rows consumed less than twice as many tokens: a power of two.
-    pub length: u32,
+    /// Half of the rows, and nearly all, consumed less than twice as many tokens: powers of two.
+    pub lengths: (u32, u32),
+    /// Mean tokens behind a row; 0 when there was none.
+    pub context: u32,
 }
 
 /// The algorithm that counts.
@@ -63,9 +68,11 @@ impl Counted {
                 (_, [0, _]) => Way { share: 0.0, tokens: prior.c[i][j] },
                 (all, [went, kept]) => Way { share: went as f64 / all as f64, tokens: kept as f64 / went as f64 },
             };
-            let length = longest(&counts.lengths.each_ref().map(load));
+            let lengths = counts.lengths.each_ref().map(load);
+            let lengths = (below(&lengths, HALF), below(&lengths, MOST));
+            let context = load(&counts.context).checked_div(observations).unwrap_or(0) as u32;
             let ways = names.iter().enumerate().map(|(j, name)| (name.clone(), way(j))).collect();
-            Seen { observations, ways, length }
+            Seen { observations, ways, lengths, context }
         };
         self.counts.iter().enumerate().map(one).collect()
     }
@@ -119,6 +126,7 @@ impl Route for CountedRoute {
                 add(all, 1);
                 add(kept, u64::from(decision.keep));
             }
+            add(&counts.context, u64::from(step.position()));
             if let Some(last) = self.last.replace(step.position()) {
                 add(&counts.lengths[class(step.position().saturating_sub(last))], 1);
             }
@@ -139,13 +147,13 @@ fn class(tokens: u32) -> usize {
     (tokens.max(1).ilog2() as usize).min(CLASSES - 1)
 }
 
-/// The least power of two below whose double most rows stay.
-fn longest(lengths: &[u64; CLASSES]) -> u32 {
+/// The least power of two below whose double this part of the rows stays.
+fn below(lengths: &[u64; CLASSES], part: f64) -> u32 {
     let all: u64 = lengths.iter().sum();
-    let mut below = 0;
-    let reached = lengths.iter().position(|rows| {
-        below += rows;
-        below as f64 >= MOST_ROWS * all as f64
+    let mut rows = 0;
+    let reached = lengths.iter().position(|class| {
+        rows += class;
+        rows as f64 >= part * all as f64
     });
     1 << reached.unwrap_or(0)
 }
@@ -167,7 +175,7 @@ mod tests {
         let signals = Signals::default();
         let (mut tokens, mut at) = (vec![1; 10], ModelIdx(0));
         let (mut taken, mut kept) = ([[0u64; 2]; 2], [[0u64; 2]; 2]);
-        let (mut held, mut lengths) = ([None; 2], [[0u64; CLASSES]; 2]);
+        let (mut held, mut lengths, mut context) = ([None; 2], [[0u64; CLASSES]; 2], [0u64; 2]);
         for _ in 0..3000 {
             let i = at.index();
             if let Some(held) = held[i].replace(tokens.len()) {
@@ -182,6 +190,7 @@ mod tests {
                 candidate: 7,
                 signals: &signals,
             };
+            context[i] += u64::from(view.position());
             let Decision { to, keep } = routes[i].route(&view).expect("a decision");
             taken[i][to.index()] += 1;
             kept[i][to.index()] += u64::from(keep);
@@ -193,7 +202,8 @@ mod tests {
         let names = ["small".to_owned(), "large".to_owned()];
         for (i, seen) in counted.seen(&names).iter().enumerate() {
             assert_eq!(seen.observations, taken[i].iter().sum::<u64>());
-            assert_eq!(seen.length, longest(&lengths[i]));
+            assert_eq!(u64::from(seen.context), context[i] / seen.observations);
+            assert_eq!(seen.lengths, (below(&lengths[i], HALF), below(&lengths[i], MOST)));
             for (j, name) in names.iter().enumerate().filter(|&(j, _)| taken[i][j] > 0) {
                 let Way { share, tokens } = seen.ways[name];
                 assert_eq!(share, taken[i][j] as f64 / seen.observations as f64);
@@ -202,15 +212,15 @@ mod tests {
         }
         let [small, large] = &counted.seen(&names)[..] else { panic!("two models") };
         assert!((small.ways["large"].share - 0.3).abs() < 0.03 && large.ways["small"].share == 1.0);
-        // A return of k tokens has probability 0.3 x 0.7^(k - 1): one in a hundred has 14 or more.
-        assert_eq!((small.length, large.length), (1, 8));
+        // A return of k tokens has probability 0.3 x 0.7^(k - 1): half have 3 or more, one in a hundred 14 or more.
+        assert_eq!((small.lengths, large.lengths), ((1, 1), (2, 8)));
     }
 
     #[test]
     fn without_a_step_the_prior_stands() {
         let inner = routing::build("bernoulli", &serde_json::json!({ "p": 0.3 }), 2).expect("bernoulli");
         let seen = Counted::new(inner, 2).seen(&["a".into(), "b".into()]);
-        let expected = (0, Way { share: 0.3, tokens: 0.0 }, 1);
-        assert_eq!((seen[0].observations, seen[0].ways["b"], seen[0].length), expected);
+        let expected = (0, Way { share: 0.3, tokens: 0.0 }, (1, 1));
+        assert_eq!((seen[0].observations, seen[0].ways["b"], seen[0].lengths), expected);
     }
 }

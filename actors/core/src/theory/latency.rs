@@ -12,7 +12,7 @@ pub struct Point {
     pub rows: u32,
     /// Tokens that each consumes: 1 is a decode, more an extend.
     pub tokens: u32,
-    /// Median of the repetitions.
+    /// Mean of the repetitions.
     pub seconds: f64,
     /// Half the range from the 10th to the 90th percentile, as a part of `seconds`.
     pub spread: f64,

@@ -15,7 +15,7 @@
 use crate::batching::clamp;
 use crate::theory::chain::{Reach, overlap};
 use crate::theory::latency::Surface;
-use crate::theory::observe::Behaviour;
+use crate::theory::observe::{Behaviour, Total};
 use crate::theory::search::{Budget, Plan, plan};
 use crate::theory::shared::Shared;
 use crate::theory::simulate::{Length, Simulated};
@@ -210,23 +210,17 @@ impl Measured {
         Measured::new(shared, self.observations.clone())
     }
 
-    /// The same system with steps scaled, model by model, until their mean is that of `seconds` (`[i][b - 1]`), which was
-    /// seen under these thresholds; a model without such is left as it is.
+    /// The same system with steps scaled, model by model, until their mean is that of steps that were seen under these
+    /// thresholds (`[i][b - 1]`); a model without such is left as it is.
     ///
     /// # Errors
     /// Thresholds that do not fit.
-    pub fn with_steps(&self, (requests, thresholds): (u32, &[u32]), seconds: &[Vec<f64>]) -> Result<Measured, String> {
+    pub fn with_steps(&self, (requests, thresholds): (u32, &[u32]), seen: &[Vec<Total>]) -> Result<Measured, String> {
         let mut shared = self.shared.clone();
         for _ in 0..RESCALES {
-            let seen = shared.simulate(requests, thresholds, LENGTH)?.steps;
-            let factor = |(simulated, seconds): (&Vec<(u32, f64)>, &Vec<f64>)| {
-                let (said, took) = simulated
-                    .iter()
-                    .zip(seconds)
-                    .fold((0.0, 0.0), |(said, took), ((count, sum), s)| (said + sum, took + f64::from(*count) * s));
-                if said > 0.0 && took > 0.0 { took / said } else { 1.0 }
-            };
-            let factors: Vec<f64> = seen.iter().zip(seconds).map(factor).collect();
+            let simulated = shared.simulate(requests, thresholds, LENGTH)?.steps;
+            let factors: Vec<f64> =
+                simulated.iter().zip(seen).map(|(simulated, seen)| factor(simulated, seen)).collect();
             shared = shared.scaled(&factors);
         }
         Ok(Measured::new(shared, self.observations.clone()))
@@ -260,6 +254,15 @@ impl Measured {
         }
         Ok(sum.sqrt())
     }
+}
+
+/// How many times as long steps took as simulated ones, each batch size in the share that was seen.
+fn factor(simulated: &[(u32, f64)], seen: &[Total]) -> f64 {
+    let both = simulated.iter().zip(seen).filter(|((count, _), seen)| *count > 0 && seen.steps > 0);
+    let (said, took) = both.fold((0.0, 0.0), |(said, took), ((count, seconds), seen)| {
+        (said + seen.steps as f64 * seconds / f64::from(*count), took + seen.seconds)
+    });
+    if said > 0.0 { took / said } else { 1.0 }
 }
 
 /// `[b - 1]`: mean seconds of a step with b rows that consume what these did, one after another.
@@ -370,10 +373,9 @@ mod tests {
     fn steps_that_were_seen_scale_the_system() {
         let (known, truth) = (pair(0.3, 1.8), pair(0.3, 1.8).shared.scaled(&[1.3, 0.8]));
         let seen = truth.simulate(4, &[1, 2], LENGTH).expect("simulated");
-        let mean =
-            |steps: &Vec<(u32, f64)>| steps.iter().map(|(n, s)| if *n > 0 { s / f64::from(*n) } else { 9.9 }).collect();
-        let seconds: Vec<Vec<f64>> = seen.steps.iter().map(mean).collect();
-        let scaled = known.with_steps((4, &[1, 2]), &seconds).and_then(|one| one.predict(4, &[1, 2])).expect("scaled");
+        let total = |&(steps, seconds): &(u32, f64)| Total { steps: u64::from(steps), seconds };
+        let steps: Vec<Vec<Total>> = seen.steps.iter().map(|steps| steps.iter().map(total).collect()).collect();
+        let scaled = known.with_steps((4, &[1, 2]), &steps).and_then(|one| one.predict(4, &[1, 2])).expect("scaled");
         assert!((scaled.throughput / seen.rate.throughput - 1.0).abs() < 0.01, "{scaled:?} {seen:?}");
         let same = known.with_steps((4, &[1, 2]), &[vec![], vec![]]).expect("nothing was seen");
         assert_eq!(same, known);

@@ -33,6 +33,15 @@ pub struct Behaviour {
     pub tokens: Vec<f64>,
 }
 
+/// All steps with one number of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Total {
+    /// How many.
+    pub steps: u64,
+    /// Seconds of all together.
+    pub seconds: f64,
+}
+
 /// Sums of a decayed straight-line fit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
@@ -74,6 +83,8 @@ pub struct Observer {
     steps_seen: u32,
     /// Seconds per batch size.
     sizes: Vec<Decayed>,
+    /// The same undecayed.
+    totals: Vec<Total>,
     prior: (Vec<f64>, Vec<f64>),
     ways_seen: u32,
     /// Tokens per target.
@@ -91,6 +102,7 @@ impl Observer {
             keep: (-1.0 / HALF_LIFE_STEPS).exp2(),
             steps_seen: 0,
             sizes: vec![Decayed::default(); rows_max as usize],
+            totals: vec![Total::default(); rows_max as usize],
             prior: (moves, tokens),
             ways_seen: 0,
             ways: vec![Decayed::default(); models],
@@ -119,6 +131,13 @@ impl Observer {
         self.steps_seen = self.steps_seen.wrapping_add(1);
         self.line.add(f64::from(rows), seconds, self.keep);
         self.sizes[index].add(seconds, self.steps_seen, HALF_LIFE_STEPS);
+        self.totals[index].steps += 1;
+        self.totals[index].seconds += seconds;
+    }
+
+    /// All steps so far: `[b - 1]` those with b requests.
+    pub fn totals(&self) -> &[Total] {
+        &self.totals
     }
 
     /// A request went to model `to` and committed so many tokens.
@@ -261,6 +280,9 @@ mod tests {
         }
         observer.step(0, 1.0);
         observer.step(99, 1.0);
+        let four = observer.totals()[3];
+        let mean = four.seconds / four.steps as f64;
+        assert!(four.steps > 80 && line(4) < mean && mean < 3.0 * line(4), "all of them, whatever was forgotten");
         assert!(observer.behaviour().seconds.iter().all(|s| s.is_finite() && *s > 0.0));
     }
 

@@ -128,6 +128,7 @@ fn check(
     (file.batching.policy, file.batching.profile) = (tokenrouter_config::Policy::Eager, None);
     logs::start(context, &file, Talk::Command)?;
     let mut loaded = load(context, file)?;
+    let names = loaded.names();
     let mut checks = vec![Check::new(outlook.eager.clone())];
     if outlook.best.thresholds != outlook.eager.thresholds {
         checks.push(Check::new(outlook.best.clone()));
@@ -139,7 +140,7 @@ fn check(
             let trial = Trial { requests: outlook.requests, thresholds, tokens, seed: u64::from(round) };
             let run = measure(&mut loaded, trial)?;
             let broken = |problem| CliError::Broken(Failure::Internal(problem));
-            check.runs.push(Checked::new(&run, (known, trial)).map_err(broken)?);
+            check.runs.push(Checked::new(&run, &names, (known, trial)).map_err(broken)?);
             bar.inc(1);
         }
     }

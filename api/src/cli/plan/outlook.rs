@@ -2,9 +2,10 @@
 
 use super::measure::{Run, Trial};
 use super::report::{BAR, percent};
+use crate::cli::counted::Seen;
 use serde::Serialize;
 use tokenrouter_core::theory::measured::{Measured, Outlook, Predicted};
-use tokenrouter_core::theory::observe::Behaviour;
+use tokenrouter_core::theory::profile::Way;
 
 /// Where the ways are known so badly that a prediction may be off by more than this part, a note says so.
 const WAYS_ERROR: f64 = 0.02;
@@ -31,13 +32,15 @@ pub struct Checked {
 
 impl Checked {
     /// # Errors
-    /// One line when the run's ways or latencies make no system.
-    pub fn new(run: &Run, (known, trial): (&Measured, Trial<'_>)) -> Result<Checked, String> {
-        let each = |of: fn(&Behaviour) -> &Vec<f64>| run.behaviours.iter().map(|one| of(one).clone()).collect();
-        let known = known.with_ways(each(|one| &one.moves), each(|one| &one.tokens));
+    /// One line when the run's ways make no system.
+    pub fn new(run: &Run, names: &[String], (known, trial): (&Measured, Trial<'_>)) -> Result<Checked, String> {
+        let each = |of: fn(&Way) -> f64| -> Vec<Vec<f64>> {
+            let row = |seen: &Seen| names.iter().map(|name| seen.ways.get(name).map_or(0.0, of)).collect();
+            run.seen.iter().map(row).collect()
+        };
+        let known = known.with_ways(each(|way| way.share), each(|way| way.tokens));
         let with_ways = known.predict(trial.requests, trial.thresholds)?.throughput;
-        let seconds: Vec<Vec<f64>> = run.behaviours.iter().map(|one| one.seconds.clone()).collect();
-        let known = known.with_steps((trial.requests, trial.thresholds), &seconds)?;
+        let known = known.with_steps((trial.requests, trial.thresholds), &run.steps)?;
         let with_steps = known.predict(trial.requests, trial.thresholds)?.throughput;
         Ok(Checked { measured: run.tokens_per_second, with_ways, with_steps })
     }
@@ -147,7 +150,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
     use tokenrouter_core::theory::latency::Point;
-    use tokenrouter_core::theory::profile::{ModelProfile, Profile, VERSION, Way};
+    use tokenrouter_core::theory::profile::{ModelProfile, Profile, VERSION};
     use tokenrouter_core::theory::search::Budget;
 
     fn profile() -> (Vec<String>, Profile) {

@@ -53,9 +53,9 @@ pub struct Args {
     /// Largest batch to measure; without it what the launch file allows
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     rows: Option<u32>,
-    /// Tokens before each measured step
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
-    context: u32,
+    /// Tokens before each measured step; without it the mean that was seen
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
     /// Steps of every shape
     #[arg(long, value_name = "R", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -171,16 +171,18 @@ fn measure(
         .map(|(member, seen)| {
             let limits = member.model.limits();
             let rows_max = args.rows.unwrap_or(limits.rows_max.min(loaded.file.server.live_max));
-            let effort = Effort { rows_max, context: args.context, repeat: args.repeat };
-            (effort, steps::shapes(&limits, effort, seen.length))
+            let context = args.context.unwrap_or(seen.context).max(1);
+            let effort = Effort { rows_max, context, repeat: args.repeat };
+            (effort, steps::shapes(&limits, effort, seen.lengths.1))
         })
         .collect();
     let shapes: usize = plan.iter().map(|(_, shapes)| shapes.len()).sum();
     let total = shapes as u64 * u64::from(args.repeat) * if several { 2 } else { 1 };
     let bar = context.progress.count("time steps", total);
     let mut models = Vec::new();
+    let typical: Vec<u32> = seen.iter().map(|seen| seen.lengths.0).collect();
     for (index, ((effort, shapes), seen)) in plan.iter().zip(seen).enumerate() {
-        let how = (*effort, sampling, &bar);
+        let how = (*effort, sampling, &bar, typical.as_slice());
         let [alone, beside] = steps::points(loaded, (index, shapes), how)?;
         models.push(ModelProfile {
             name: loaded.members[index].name.clone(),

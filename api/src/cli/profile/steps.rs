@@ -1,6 +1,6 @@
 //! How long steps take on the real executors, alone and while the other models step without a pause. Owner: the command.
 //! Invariant: shapes are interleaved, alone and beside in turn, so a slow spell of the machine falls on all of them; a
-//! point is the median, which such a spell does not move.
+//! point is the mean, for it is the mean that decides a throughput.
 
 use crate::cli::CliError;
 use crate::launch::{LaunchError, Loaded};
@@ -16,7 +16,7 @@ use tokenrouter_core::rng::mix;
 use tokenrouter_core::sampling::SamplingParams;
 use tokenrouter_core::theory::latency::Point;
 
-/// Rows of the steps that others make meanwhile, one after another.
+/// Rows of the steps that others make meanwhile, one after another; each consumes what is typical for that model.
 const COMPANY: [u32; 3] = [1, 2, 4];
 
 /// What is measured.
@@ -60,7 +60,7 @@ fn slot_pages(context: u32, tokens: u32) -> u32 {
 pub fn points(
     loaded: &Loaded,
     (index, shapes): (usize, &Shapes),
-    (effort, sampling, bar): (Effort, &SamplingParams, &ProgressBar),
+    (effort, sampling, bar, typical): (Effort, &SamplingParams, &ProgressBar, &[u32]),
 ) -> Result<[Vec<Point>; 2], CliError> {
     let others: Vec<usize> = (0..loaded.members.len()).filter(|&other| other != index).collect();
     let (stop, ready, gate) = (AtomicBool::new(false), Barrier::new(others.len() + 1), RwLock::new(()));
@@ -76,7 +76,8 @@ pub fn points(
                     break;
                 }
                 let _pass = gate.read().unwrap_or_else(PoisonError::into_inner);
-                subject.time((rows, 1))?;
+                let tokens = typical[other].min(LEVEL_MAX).min(subject.limits.step_tokens_max / rows).max(1);
+                subject.time((rows, tokens))?;
             }
             Ok::<(), CliError>(())
         };
@@ -202,12 +203,12 @@ impl Subject {
     }
 }
 
-/// Median and spread.
+/// Mean and spread.
 fn point((rows, tokens): (u32, u32), mut seconds: Vec<f64>) -> Point {
     seconds.sort_by(f64::total_cmp);
     let at = |share: f64| seconds[((seconds.len() - 1) as f64 * share).round() as usize];
-    let median = 0.5 * (seconds[(seconds.len() - 1) / 2] + seconds[seconds.len() / 2]);
-    Point { rows, tokens, seconds: median, spread: 0.5 * (at(0.9) - at(0.1)) / median }
+    let mean = seconds.iter().sum::<f64>() / seconds.len() as f64;
+    Point { rows, tokens, seconds: mean, spread: 0.5 * (at(0.9) - at(0.1)) / mean }
 }
 
 #[cfg(test)]
@@ -234,9 +235,9 @@ mod tests {
     }
 
     #[test]
-    fn a_point_is_the_median() {
+    fn a_point_is_the_mean() {
         let made = point((2, 1), (1..=10).rev().chain([56]).map(f64::from).collect());
-        assert_eq!(made, Point { rows: 2, tokens: 1, seconds: 6.0, spread: 4.0 / 6.0 });
-        assert_eq!(point((1, 1), vec![4.0, 2.0]).seconds, 3.0);
+        let mean = 111.0 / 11.0;
+        assert_eq!(made, Point { rows: 2, tokens: 1, seconds: mean, spread: 4.0 / mean });
     }
 }

@@ -132,8 +132,8 @@ pub struct Ahead {
 /// What one subserver tells another.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum PeerFrame {
-    /// Control of a request moves here.
-    Request(Box<PeerReq>),
+    /// Control of these requests moves here, at the same time: none of them starts a batch without the others.
+    Requests(Vec<PeerReq>),
     /// Tokens for the streams of the Client here.
     Emit(Vec<Committed>),
     /// A request of the Client here cannot go on.
@@ -146,6 +146,26 @@ pub enum PeerFrame {
     Restarted,
     /// A request has entered elsewhere and may come: its prompt can be prefilled when there is time.
     Ahead(Arc<Ahead>),
+}
+
+/// Tokens of the requests in one frame at most, unless one alone has more: a frame to another process has a limit of bytes.
+const FRAME_TOKENS: usize = 1 << 17;
+
+/// Requests for the same peer, in their order, in as few frames as may be.
+pub fn in_frames(requests: Vec<PeerReq>) -> Vec<Vec<PeerReq>> {
+    let mut frames: Vec<Vec<PeerReq>> = Vec::new();
+    let mut tokens = 0;
+    for request in requests {
+        tokens += request.tokens.len();
+        match frames.last_mut().filter(|_| tokens <= FRAME_TOKENS) {
+            Some(frame) => frame.push(request),
+            None => {
+                tokens = request.tokens.len();
+                frames.push(vec![request]);
+            }
+        }
+    }
+    frames
 }
 
 /// A frame on its way. The stamp grows with every frame of a sender, also across its lives, so that repeated and late
@@ -163,6 +183,33 @@ pub struct Envelope {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_is_one_frame_unless_it_is_long() {
+        let request = |(id, tokens): (u64, usize)| PeerReq {
+            request: RequestId(id),
+            home: ModelIdx(0),
+            from: ModelIdx(0),
+            to: ModelIdx(1),
+            spec: None,
+            base: 0,
+            tokens: smallvec::smallvec![7; tokens],
+            known: [0, 0].as_slice().into(),
+            hops: 0,
+            cached: 0,
+            barren: 0,
+            live: LiveNotes::new(),
+            ext: Vec::new(),
+        };
+        let framed = |lengths: &[usize]| -> Vec<Vec<u64>> {
+            let requests = (0..).zip(lengths.iter().copied()).map(request).collect();
+            in_frames(requests).iter().map(|frame| frame.iter().map(|one| one.request.0).collect()).collect()
+        };
+        let (all, none): (Vec<Vec<u64>>, Vec<Vec<u64>>) = (vec![vec![0, 1, 2]], Vec::new());
+        assert_eq!((framed(&[1, 30, 0]), framed(&[])), (all, none));
+        let half = FRAME_TOKENS / 2;
+        assert_eq!(framed(&[half, half, 1, 2 * FRAME_TOKENS, 1]), [vec![0, 1], vec![2], vec![3], vec![4]]);
+    }
 
     #[track_caller]
     fn check(held: &[TokenId], base: u32, sent: &[TokenId], expected: Result<&[TokenId], PeerError>) {

@@ -4,8 +4,8 @@
 
 use crate::board::{DecodeSnapshot, Role, Snapshot};
 use crate::messages::{
-    Depart, Emit, Enqueue, Epoch, ExecutorLost, ExecutorReplaced, Forward, Lap, Ready, Release, RunBatch, RunStep,
-    Stepped, Stop,
+    Depart, Departing, Emit, Enqueue, Epoch, ExecutorLost, ExecutorReplaced, Forward, Lap, Ready, Release, RunBatch,
+    RunStep, Stepped, Stop,
 };
 use crate::subserver::Place;
 use actix::prelude::*;
@@ -47,7 +47,7 @@ pub struct Decode {
 #[derive(Default)]
 struct Outcome {
     stay: Vec<Queued>,
-    leave: Vec<Depart>,
+    leave: Vec<Departing>,
     /// Per home of the stream.
     emits: BTreeMap<ModelIdx, Vec<Committed>>,
     lost: Vec<(ModelIdx, RequestId, Failure)>,
@@ -178,7 +178,7 @@ impl Decode {
                     }
                     match next {
                         Settled::Stay(queued) => outcome.stay.push(queued),
-                        Settled::Leave(pending, request) => outcome.leave.push(Depart { pending, request }),
+                        Settled::Leave(pending, request) => outcome.leave.push(Departing { pending, request }),
                         Settled::Done(_) => {}
                         Settled::Failed(_, failure) => outcome.lost.push((home, id, failure)),
                     }
@@ -225,8 +225,8 @@ impl Decode {
         if !outcome.stay.is_empty() {
             self.place.post(&children.batcher, Enqueue(outcome.stay));
         }
-        for depart in outcome.leave {
-            self.place.post(&children.inter_model, depart);
+        if !outcome.leave.is_empty() {
+            self.place.post(&children.inter_model, Depart(outcome.leave));
         }
         for (home, id, failure) in outcome.lost {
             self.place.tell_lost(home, id, failure);

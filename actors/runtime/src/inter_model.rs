@@ -6,17 +6,18 @@
 use crate::board::{InterModelSnapshot, Role, Snapshot};
 use crate::link::Link;
 use crate::messages::{
-    Announce, Depart, Emit, Enqueue, Forward, Frame, LinkEvent, LiveNow, Offered, OwnLive, Release, Said, Say, Stop,
+    Announce, Depart, Departing, Emit, Enqueue, Forward, Frame, LinkEvent, LiveNow, Offered, OwnLive, Release, Said,
+    Say, Stop,
 };
 use crate::subserver::Place;
 use actix::prelude::*;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tokenrouter_core::execution::Execution;
 use tokenrouter_core::ids::{ModelIdx, RequestId};
 use tokenrouter_core::job::Failure;
 use tokenrouter_core::live::{LiveTable, Stamp};
-use tokenrouter_core::peer::{Ahead, Envelope, PeerError, PeerFrame, PeerReq};
+use tokenrouter_core::peer::{Ahead, Envelope, PeerError, PeerFrame, PeerReq, in_frames};
 use tokenrouter_core::request::{Pending, Queued, Seat};
 use tokenrouter_core::routing::stay::Stay;
 use tokenrouter_core::tombstones::Tombstones;
@@ -115,29 +116,52 @@ impl InterModel {
         }
     }
 
-    fn depart(&mut self, depart: Depart) {
-        let Depart { mut pending, mut request } = depart;
-        let id = pending.id();
-        if self.ended.holds(id) {
-            pending.release();
-            return;
+    /// Those that go to the same peer go in one frame.
+    fn depart(&mut self, leaving: Vec<Departing>) {
+        let mut by_peer: BTreeMap<ModelIdx, Vec<PeerReq>> = BTreeMap::new();
+        for Departing { mut pending, mut request } in leaving {
+            let id = pending.id();
+            if self.ended.holds(id) {
+                pending.release();
+                continue;
+            }
+            if self.place.server.batching.execution == Execution::StdServing {
+                pending.park();
+            }
+            self.pending.insert(id, pending);
+            request.live = self.live.notes();
+            by_peer.entry(request.to).or_default().push(*request);
         }
-        let (home, to) = (pending.home(), request.to);
-        if self.place.server.batching.execution == Execution::StdServing {
-            pending.park();
-        }
-        self.pending.insert(id, pending);
-        request.live = self.live.notes();
-        if self.way(to).is_some_and(|way| way.heard) && self.send(to, PeerFrame::Request(request)) {
-            self.said.hops[to.index()] += 1;
-        } else if let Some(pending) = self.pending.remove(&id) {
-            pending.release();
-            let name = self.place.server.name(to);
-            self.place.tell_lost(home, id, Failure::Internal(format!("model {name} cannot be reached")));
+        for (to, requests) in by_peer {
+            for part in in_frames(requests) {
+                self.hand_over(to, part);
+            }
         }
     }
 
-    fn arrive(&mut self, message: &PeerReq) {
+    fn hand_over(&mut self, to: ModelIdx, requests: Vec<PeerReq>) {
+        let ids: Vec<RequestId> = requests.iter().map(|request| request.request).collect();
+        if self.way(to).is_some_and(|way| way.heard) && self.send(to, PeerFrame::Requests(requests)) {
+            self.said.hops[to.index()] += ids.len() as u64;
+            return;
+        }
+        let failure = Failure::Internal(format!("model {} cannot be reached", self.place.server.name(to)));
+        for pending in ids.iter().filter_map(|id| self.pending.remove(id)).collect::<Vec<_>>() {
+            let (id, home) = (pending.id(), pending.home());
+            pending.release();
+            self.place.tell_lost(home, id, failure.clone());
+        }
+    }
+
+    fn arrive(&mut self, messages: &[PeerReq]) {
+        let queued: Vec<Queued> = messages.iter().filter_map(|message| self.take_over(message)).collect();
+        if !queued.is_empty() {
+            self.place.post(&self.place.children.batcher, Enqueue(queued));
+        }
+    }
+
+    /// The request as it waits here; none when it has ended or cannot go on.
+    fn take_over(&mut self, message: &PeerReq) -> Option<Queued> {
         let id = message.request;
         if self.live.absorb(message.from, &message.live) {
             self.place.post(&self.place.children.batcher, LiveNow(self.live.total()));
@@ -145,7 +169,7 @@ impl InterModel {
         if self.ended.holds(id) {
             self.said.dropped_frames += 1;
             self.send(message.from, PeerFrame::Release(id));
-            return;
+            return None;
         }
         let now = self.place.clock.now();
         let queued = match self.pending.remove(&id) {
@@ -159,7 +183,7 @@ impl InterModel {
         match queued {
             Ok(queued) => {
                 self.said.catchup_tokens += message.tokens.len() as u64;
-                self.place.post(&self.place.children.batcher, Enqueue(vec![queued]));
+                Some(queued)
             }
             Err(error) => {
                 let failure = match error {
@@ -171,6 +195,7 @@ impl InterModel {
                     self.send(message.from, PeerFrame::Failed(id, failure.clone()));
                 }
                 self.place.tell_lost(message.home, id, failure);
+                None
             }
         }
     }
@@ -271,7 +296,7 @@ impl InterModel {
         }
         let children = &self.place.children;
         match envelope.frame {
-            PeerFrame::Request(message) => self.arrive(&message),
+            PeerFrame::Requests(messages) => self.arrive(&messages),
             PeerFrame::Emit(tokens) => self.place.post(&children.client, Emit(tokens)),
             PeerFrame::Failed(id, failure) => self.failed(id, failure),
             PeerFrame::Release(id) => self.release(Release(id)),
@@ -317,8 +342,8 @@ impl Drop for InterModel {
 impl Handler<Depart> for InterModel {
     type Result = ();
 
-    fn handle(&mut self, message: Depart, _: &mut Self::Context) {
-        self.depart(message);
+    fn handle(&mut self, Depart(leaving): Depart, _: &mut Self::Context) {
+        self.depart(leaving);
         self.say();
     }
 }

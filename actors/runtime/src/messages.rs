@@ -135,10 +135,14 @@ pub struct Lap;
 #[rtype(result = "()")]
 pub struct Lost(pub RequestId, pub Failure);
 
-/// Decode -> InterModel: control goes to a peer; the state stays here.
+/// Decode -> InterModel: control of these requests of one step goes to peers.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
-pub struct Depart {
+pub struct Depart(pub Vec<Departing>);
+
+/// Control goes to a peer; the state stays here.
+#[derive(Debug)]
+pub struct Departing {
     /// What is kept.
     pub pending: Pending,
     /// What the peer gets.

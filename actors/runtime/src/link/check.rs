@@ -42,7 +42,7 @@ impl Bounds {
             return Some(format!("it goes from {} to {} on another's connection", envelope.from, parcel.to));
         }
         match &envelope.frame {
-            PeerFrame::Request(message) => self.request_fault(message),
+            PeerFrame::Requests(messages) => messages.iter().find_map(|message| self.request_fault(message)),
             PeerFrame::Emit(tokens) => {
                 let stranger = tokens.iter().find(|token| !self.is_model(token.model))?;
                 Some(format!("its token is of model {}", stranger.model))
@@ -145,7 +145,7 @@ mod tests {
             ext: Vec::new(),
         };
         change(&mut message);
-        parcel(PeerFrame::Request(Box::new(message)))
+        parcel(PeerFrame::Requests(vec![message]))
     }
 
     fn described(change: impl FnOnce(&mut RequestSpec)) -> Parcel {

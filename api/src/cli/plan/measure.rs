@@ -13,12 +13,13 @@ use tokenrouter_core::executor::PAGE_TOKENS;
 use tokenrouter_core::ids::TokenId;
 use tokenrouter_core::job::{Event, Failure, Job, Prompt, StopRules};
 use tokenrouter_core::rng::mix;
-use tokenrouter_core::theory::observe::Behaviour;
+use tokenrouter_core::theory::observe::Total;
 
 /// Tokens of a prompt; they are random.
 const PROMPT: u32 = 64;
-/// Tokens of each request that do not count: by then every model has seen the prompt.
-const WARM_UP: u32 = 16;
+/// Tokens of each request that do not count: by then every model has seen the prompt, unless it is asked for less than
+/// one token in ten.
+const WARM_UP: u32 = 48;
 
 /// A run to be made.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +39,10 @@ pub struct Trial<'a> {
 pub struct Run {
     /// Of all requests together.
     pub tokens_per_second: f64,
-    /// What the models did: the ways counted, the latencies as learnt while they served, alone or not.
-    pub behaviours: Vec<Behaviour>,
+    /// Where the requests of each model went.
+    pub seen: Vec<Seen>,
+    /// `[i][b - 1]`: the steps of model i with b requests, others beside them or not.
+    pub steps: Vec<Vec<Total>>,
 }
 
 /// Runs it.
@@ -54,7 +57,7 @@ pub fn measure(loaded: &mut Loaded, trial: Trial<'_>) -> Result<Run, CliError> {
     batching.max_wait_ms = 60_000;
     let jobs = jobs(loaded, trial)?;
     let counted = Arc::new(Counted::new(loaded.algorithm.clone(), loaded.members.len()));
-    let (streams, seconds) = actix_rt::System::new().block_on(async {
+    let (streams, steps) = actix_rt::System::new().block_on(async {
         let runtime = loaded.start_with(counted.clone())?;
         let streams = jobs.into_iter().map(|job| {
             let runtime = runtime.clone();
@@ -63,22 +66,12 @@ pub fn measure(loaded: &mut Loaded, trial: Trial<'_>) -> Result<Run, CliError> {
         let streams = futures_util::future::try_join_all(streams).await?;
         let models = runtime.snapshot().models;
         runtime.drain(Duration::from_secs(1)).await;
-        Ok::<_, CliError>((streams, models.into_iter().map(|model| model.decode.behaviour.seconds.clone())))
+        Ok::<_, CliError>((streams, models.into_iter().map(|model| model.decode.totals.to_vec()).collect()))
     })?;
     let tokens_per_second = rate(&streams).ok_or_else(|| {
         CliError::Usage(format!("--measure {}: the runs were too short; give more tokens", trial.tokens))
     })?;
-    let names = loaded.names();
-    let behaviour = |(seen, seconds): (Seen, Vec<f64>)| {
-        let way = |name: &String| seen.ways.get(name).copied().unwrap_or_default();
-        Behaviour {
-            steps: seen.observations as f64,
-            seconds,
-            moves: names.iter().map(|name| way(name).share).collect(),
-            tokens: names.iter().map(|name| way(name).tokens).collect(),
-        }
-    };
-    Ok(Run { tokens_per_second, behaviours: counted.seen(&names).into_iter().zip(seconds).map(behaviour).collect() })
+    Ok(Run { tokens_per_second, seen: counted.seen(&loaded.names()), steps })
 }
 
 fn jobs(loaded: &Loaded, trial: Trial<'_>) -> Result<Vec<Job>, CliError> {
@@ -158,8 +151,8 @@ mod tests {
         let stream = |from: u64, step: u64, count: u64| -> Stream {
             (1..=count).map(|n| (start + Duration::from_millis(from + n * step), 1)).collect()
         };
-        // One token each 10 ms from 0 to 1 s, and one each 20 ms from 0.1 s to 2.1 s: both run from 0.42 s to 1 s.
-        let both = rate(&[stream(0, 10, 100), stream(100, 20, 100)]).expect("a rate");
+        // One token each 10 ms from 0 to 2 s, and one each 20 ms from 0.1 s to 4.1 s: both run from 1.06 s to 2 s.
+        let both = rate(&[stream(0, 10, 200), stream(100, 20, 200)]).expect("a rate");
         assert!((both - 150.0).abs() < 2.0, "{both}");
         assert_eq!(rate(&[stream(0, 10, 5)]), None, "never past the warm-up");
         assert_eq!(rate(&[stream(0, 10, 20), stream(5000, 10, 100)]), None, "never together");

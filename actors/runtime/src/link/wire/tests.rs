@@ -112,7 +112,7 @@ prop_compose! {
 
 fn frame() -> impl Strategy<Value = PeerFrame> {
     prop_oneof![
-        request().prop_map(|request| PeerFrame::Request(Box::new(request))),
+        vec(request(), 0..4).prop_map(PeerFrame::Requests),
         vec(committed(), 0..5).prop_map(PeerFrame::Emit),
         (id(), failure()).prop_map(|(id, failure)| PeerFrame::Failed(id, failure)),
         id().prop_map(PeerFrame::Release),
@@ -228,5 +228,5 @@ fn lengths_over_the_limit_and_empty_streams_are_refused() {
 fn another_protocol_is_named_before_anything_else_is_read() {
     let error = decode_hello(&[9, 255, 255, 255]).expect_err("another protocol");
     assert!(matches!(error, WireError::Protocol { theirs: 9 }));
-    assert_eq!(error.to_string(), "the peer speaks protocol 9, this process 2; run the same version in all processes");
+    assert_eq!(error.to_string(), "the peer speaks protocol 9, this process 3; run the same version in all processes");
 }

@@ -1,5 +1,6 @@
 //! When tokens reach their reader: after the next step of their model has been handed over, before anything that follows
-//! from them, and at once when no step follows. Owner: the tests. The models count: token n of a text is n.
+//! from them, and at once when no step follows; and when requests reach a peer. Owner: the tests. The models count: token
+//! n of a text is n.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -135,6 +136,10 @@ fn gated(begun: &Arc<AtomicU32>) -> (Seat, SyncSender<()>) {
 }
 
 fn run(way: Way, thresholds: [u32; 2], seats: [Seat; 2]) -> Runtime {
+    run_on(Placement::Here, way, (thresholds, seats))
+}
+
+fn run_on(placement: Placement, way: Way, (thresholds, seats): ([u32; 2], [Seat; 2])) -> Runtime {
     let model =
         |seat, name: &str| ModelSpec { name: name.into(), limits: LIMITS, eos: Vec::new(), site: Site::Here(seat) };
     let [small, large] = seats;
@@ -148,7 +153,7 @@ fn run(way: Way, thresholds: [u32; 2], seats: [Seat; 2]) -> Runtime {
             ..Batching::default()
         },
         live_max: 8,
-        placement: Placement::Here,
+        placement,
         process: Process::alone(),
     };
     start(spec).expect("a valid runtime")
@@ -263,6 +268,29 @@ fn a_token_comes_before_the_failure_of_its_request() {
         assert_eq!(tokens(&mut reply).await, [NO_HANDOVER - 1]);
         assert_eq!(tokens(&mut reply).await, [NO_HANDOVER]);
         assert_eq!(next(&mut reply).await, Event::Failed(Failure::Routing("no way".into())));
+        runtime.drain(PATIENCE).await;
+    });
+}
+
+/// The small model waits for both requests, so they go to the large model together, whose thread could begin with the first
+/// before the second is there. It does not: both come in one message, and it makes one step for two tokens.
+#[test]
+fn requests_that_leave_together_are_batched_together() {
+    play(async {
+        let (small, large) = (Arc::default(), Arc::default());
+        let seats = [Seat::Thread(factory(&small, None)), Seat::Thread(factory(&large, None))];
+        let to_and_fro = Way(|_, model, _| if model == SMALL { LARGE } else { SMALL });
+        let runtime = run_on(Placement::OwnArbiter, to_and_fro, ([2, 1], seats));
+        let mut replies = Vec::new();
+        for seed in 0..2 {
+            replies.push(submit(&runtime, seed, (1, 400)).await);
+        }
+        for mut reply in replies {
+            while !matches!(next(&mut reply).await, Event::Finished { .. }) {}
+        }
+        // 200 visits of each; until they meet, and after the first has ended, they are alone.
+        let steps = large.load(Ordering::SeqCst);
+        assert!((200..230).contains(&steps), "{steps} steps of the large model");
         runtime.drain(PATIENCE).await;
     });
 }

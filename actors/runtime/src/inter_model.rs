@@ -3,14 +3,12 @@
 //! look-up and no page work for what is already there. When a peer, or what was on its way to or from it, is lost,
 //! every request that may miss it ends: its memory goes back here and its home is told, at once or when it is reached.
 
+mod doors;
+
 use crate::board::{InterModelSnapshot, Role, Snapshot};
 use crate::link::Link;
-use crate::messages::{
-    Announce, Depart, Departing, Emit, Enqueue, Forward, Frame, LinkEvent, LiveNow, Offered, OwnLive, Release, Said,
-    Say, Stop,
-};
+use crate::messages::{Departing, Emit, Enqueue, LiveNow, Release};
 use crate::subserver::Place;
-use actix::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tokenrouter_core::execution::Execution;
@@ -21,7 +19,7 @@ use tokenrouter_core::peer::{Ahead, Envelope, PeerError, PeerFrame, PeerReq, in_
 use tokenrouter_core::request::{Pending, Queued, Seat};
 use tokenrouter_core::routing::stay::Stay;
 use tokenrouter_core::tombstones::Tombstones;
-use tracing::{debug, error};
+use tracing::debug;
 
 /// A peer as it is reached and heard.
 #[derive(Debug)]
@@ -318,125 +316,5 @@ impl InterModel {
         let connected = |way: &Option<Way>| way.as_ref().is_none_or(|way| way.heard && way.link.is_up());
         self.said.connected = self.ways.iter().map(connected).collect();
         self.place.board.post(self.place.me, Role::InterModel, Snapshot::InterModel(self.said.clone()));
-    }
-}
-
-impl Actor for InterModel {
-    type Context = Context<Self>;
-
-    fn started(&mut self, ctx: &mut Self::Context) {
-        ctx.set_mailbox_capacity(self.place.mailbox());
-        if self.place.is_reborn() {
-            self.broadcast(&PeerFrame::Restarted);
-        }
-        self.say();
-    }
-}
-
-impl Drop for InterModel {
-    fn drop(&mut self) {
-        self.place.down(Role::InterModel);
-    }
-}
-
-impl Handler<Depart> for InterModel {
-    type Result = ();
-
-    fn handle(&mut self, Depart(leaving): Depart, _: &mut Self::Context) {
-        self.depart(leaving);
-        self.say();
-    }
-}
-
-impl Handler<Forward> for InterModel {
-    type Result = ();
-
-    fn handle(&mut self, Forward { to, frame }: Forward, _: &mut Self::Context) {
-        self.forward(to, frame);
-    }
-}
-
-impl Handler<Frame> for InterModel {
-    type Result = ();
-
-    fn handle(&mut self, Frame(envelope): Frame, _: &mut Self::Context) {
-        self.frame(envelope);
-        self.say();
-    }
-}
-
-impl Handler<LinkEvent> for InterModel {
-    type Result = ();
-
-    fn handle(&mut self, event: LinkEvent, _: &mut Self::Context) {
-        match event {
-            LinkEvent::Reached(peer) => self.reached(peer),
-            LinkEvent::Unreached(peer) => self.lose(peer, "was lost"),
-            LinkEvent::Heard(peer) => self.heard(peer),
-            LinkEvent::Unheard(peer) => {
-                self.lose(peer, "was lost");
-                if let Some(Some(way)) = self.ways.get_mut(peer.index()) {
-                    way.heard = false;
-                }
-            }
-        }
-        self.say();
-    }
-}
-
-impl Handler<Announce> for InterModel {
-    type Result = ();
-
-    fn handle(&mut self, Announce(ahead): Announce, _: &mut Self::Context) {
-        self.broadcast(&PeerFrame::Ahead(ahead));
-    }
-}
-
-impl Handler<Say> for InterModel {
-    type Result = ();
-
-    fn handle(&mut self, Say(word): Say, _: &mut Self::Context) {
-        let said = Said { model: self.place.me, life: self.place.life, word };
-        let Some(conductor) = &self.place.server.conductor else { return };
-        if let Err(SendError::Full(_)) = conductor.try_send(said) {
-            error!(model = self.place.name(), "mailbox of the conductor full");
-            self.place.down(Role::InterModel);
-        }
-    }
-}
-
-impl Handler<Offered> for InterModel {
-    type Result = ();
-
-    fn handle(&mut self, offered: Offered, _: &mut Self::Context) {
-        self.place.post(&self.place.children.batcher, offered);
-    }
-}
-
-impl Handler<OwnLive> for InterModel {
-    type Result = ();
-
-    fn handle(&mut self, OwnLive(count): OwnLive, _: &mut Self::Context) {
-        self.live.set_own(count);
-        self.place.post(&self.place.children.batcher, LiveNow(self.live.total()));
-        self.broadcast(&PeerFrame::Live(self.live.notes()));
-    }
-}
-
-impl Handler<Release> for InterModel {
-    type Result = ();
-
-    fn handle(&mut self, release: Release, _: &mut Self::Context) {
-        self.release(release);
-        self.broadcast(&PeerFrame::Release(release.0));
-        self.say();
-    }
-}
-
-impl Handler<Stop> for InterModel {
-    type Result = ();
-
-    fn handle(&mut self, _: Stop, ctx: &mut Self::Context) {
-        ctx.stop();
     }
 }

@@ -141,7 +141,8 @@ fn long_answers_are_the_bare_executors_own() {
         let compared = &found["last_over_first"];
         let runtime = |at: usize| rounds(&lengths[at]["runtime_tokens_per_second"]);
         let expected = [0, 1].map(|round| runtime(1)[round] / runtime(0)[round]);
-        assert_eq!(rounds(&compared["runtime"]), expected);
+        let found = rounds(&compared["runtime"]);
+        assert!((0..2).all(|round| (found[round] - expected[round]).abs() < 1e-9), "{found:?} {expected:?}");
         let apart = rounds(&compared["apart_from_attention"]);
         let parts = (rounds(&compared["runtime"]), rounds(&compared["executor"]));
         assert!((0..2).all(|round| (apart[round] - parts.0[round] / parts.1[round]).abs() < 1e-9), "{compared}");

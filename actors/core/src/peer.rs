@@ -148,19 +148,24 @@ pub enum PeerFrame {
     Ahead(Arc<Ahead>),
 }
 
-/// Tokens of the requests in one frame at most, unless one alone has more: a frame to another process has a limit of bytes.
-const FRAME_TOKENS: usize = 1 << 17;
+/// Bytes of the requests in one frame at most, by a generous estimate and unless one alone has more: a frame to another
+/// process has a limit, and one that is too long would be lost with all its requests.
+const FRAME_BYTES: usize = 1 << 20;
+/// Bytes of a token on the wire at most, and of all that is fixed about a request.
+const TOKEN_BYTES: usize = 5;
+const SPEC_BYTES: usize = 4096;
 
 /// Requests for the same peer, in their order, in as few frames as may be.
 pub fn in_frames(requests: Vec<PeerReq>) -> Vec<Vec<PeerReq>> {
     let mut frames: Vec<Vec<PeerReq>> = Vec::new();
-    let mut tokens = 0;
+    let mut bytes = 0;
     for request in requests {
-        tokens += request.tokens.len();
-        match frames.last_mut().filter(|_| tokens <= FRAME_TOKENS) {
+        let own = TOKEN_BYTES * request.tokens.len() + request.ext.len() + SPEC_BYTES;
+        bytes += own;
+        match frames.last_mut().filter(|_| bytes <= FRAME_BYTES) {
             Some(frame) => frame.push(request),
             None => {
-                tokens = request.tokens.len();
+                bytes = own;
                 frames.push(vec![request]);
             }
         }
@@ -186,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_step_is_one_frame_unless_it_is_long() {
-        let request = |(id, tokens): (u64, usize)| PeerReq {
+        let request = |(id, (tokens, ext)): (u64, (usize, usize))| PeerReq {
             request: RequestId(id),
             home: ModelIdx(0),
             from: ModelIdx(0),
@@ -199,16 +204,19 @@ mod tests {
             cached: 0,
             barren: 0,
             live: LiveNotes::new(),
-            ext: Vec::new(),
+            ext: vec![0; ext],
         };
-        let framed = |lengths: &[usize]| -> Vec<Vec<u64>> {
-            let requests = (0..).zip(lengths.iter().copied()).map(request).collect();
+        let framed = |sizes: &[(usize, usize)]| -> Vec<Vec<u64>> {
+            let requests = (0..).zip(sizes.iter().copied()).map(request).collect();
             in_frames(requests).iter().map(|frame| frame.iter().map(|one| one.request.0).collect()).collect()
         };
         let (all, none): (Vec<Vec<u64>>, Vec<Vec<u64>>) = (vec![vec![0, 1, 2]], Vec::new());
-        assert_eq!((framed(&[1, 30, 0]), framed(&[])), (all, none));
-        let half = FRAME_TOKENS / 2;
-        assert_eq!(framed(&[half, half, 1, 2 * FRAME_TOKENS, 1]), [vec![0, 1], vec![2], vec![3], vec![4]]);
+        assert_eq!((framed(&[(1, 0), (30, 9), (0, 0)]), framed(&[])), (all, none));
+        let half = (FRAME_BYTES / 2 - SPEC_BYTES) / TOKEN_BYTES;
+        let tokens = [(half, 0), (half, 0), (1, 0), (4 * half, 0), (1, 0)];
+        assert_eq!(framed(&tokens), [vec![0, 1], vec![2], vec![3], vec![4]]);
+        assert_eq!(framed(&[(1, FRAME_BYTES / 2), (1, FRAME_BYTES / 2)]), [[0], [1]], "state of the algorithm counts");
+        assert_eq!(framed(&[(1, 0); 600]).len(), 3, "so does what every request has");
     }
 
     #[track_caller]

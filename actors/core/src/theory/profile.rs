@@ -11,6 +11,8 @@ use std::path::Path;
 
 /// The version that is written and read.
 pub const VERSION: u32 = 2;
+/// Largest batch of any executor.
+const ROWS_MAX: u32 = 4096;
 
 /// Measurements of all models of a launch file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -134,8 +136,8 @@ impl Profile {
 
 impl ModelProfile {
     fn check(&self) -> Result<(), String> {
-        if self.rows_max == 0 {
-            return Err("rows_max is 0; a step has at least 1 row".into());
+        if !(1..=ROWS_MAX).contains(&self.rows_max) {
+            return Err(format!("rows_max is {}; a step has 1 to {ROWS_MAX} rows", self.rows_max));
         }
         for (what, points) in [("alone", &self.alone), ("beside", &self.beside)] {
             let usable = |point: &&Point| {
@@ -203,6 +205,8 @@ mod tests {
         for (pointer, value, part) in [
             ("/version", 1.into(), "version is 1; this program reads 2"),
             ("/models/1/name", "small".into(), "model small occurs twice"),
+            ("/models/0/rows_max", 0.into(), "model small: rows_max is 0; a step has 1 to 4096 rows"),
+            ("/models/1/rows_max", u32::MAX.into(), "model large: rows_max is 4294967295"),
             ("/models/0/alone/0/seconds", 0.0.into(), "model small: alone holds"),
             ("/models/0/alone/0/rows", 2.into(), "alone has no step with 1 row"),
             ("/models/1/ways/small/share", 0.5.into(), "model large: the shares of its ways sum to 0.5"),

@@ -63,6 +63,15 @@ fn steps_are_timed_by_shape() {
     assert!(found.get("roofline").is_none() && one.get("floor_ms").is_none(), "not asked for");
 }
 
+#[test]
+fn signals_are_asked_of_every_row() {
+    let model = demo("small");
+    let common = ["bench", "step", "--model", &model, "--steps", "2:1", "--repeat", "2", "--context", "9", "--json"];
+    let found = json(&[&common[..], &["--signals", "entropy,top:20"]].concat());
+    assert_eq!(found["signals"], "entropy,top:20");
+    check_rates(&found["steps"]["2:1"], ("tokens_per_s", 2.0));
+}
+
 /// What the demo's shape implies, counted here from its configuration.
 #[test]
 fn work_is_that_of_the_models_matrices() {
@@ -80,6 +89,21 @@ fn work_is_that_of_the_models_matrices() {
     assert_eq!(macs(&found["layers"]), layers * (2.0 * hidden * q + 2.0 * hidden * kv + 3.0 * hidden * ffn));
     assert_eq!(macs(&found["head"]), hidden * of("vocab_size"));
     assert_eq!(number(found, "attention_macs_per_position"), 2.0 * layers * q);
+}
+
+/// 8-bit keys and values have 2 bytes of scale for 16 of them, and their bytes are what a step counts.
+#[test]
+fn keys_and_values_have_the_format_asked_for() {
+    let model = demo("small");
+    let common = ["bench", "step", "--model", &model, "--steps", "1:1", "--repeat", "1", "--context", "9", "--json"];
+    let bytes = |format: &str| {
+        let found = json(&[&common[..], &["--kv-format", format]].concat());
+        let token = number(&found["work"], "kv_bytes_per_token");
+        assert_eq!(number(&found["steps"]["1:1"], "kv_bytes"), 10.0 * token, "{format}");
+        token
+    };
+    let half = bytes("f16");
+    assert_eq!([bytes("bf16"), bytes("f32"), bytes("q8")], [half, 2.0 * half, half * 18.0 / 32.0]);
 }
 
 #[test]
@@ -133,7 +157,7 @@ fn wrong_options_end_with_code_2_and_one_line() {
     let folder = Folder::new();
     let damaged = folder.write("damaged.gguf", "GGUF and nothing else").display().to_string();
     let model = demo("small");
-    let cases: [(&[&str], &[&str]); 11] = [
+    let cases: [(&[&str], &[&str]); 12] = [
         (&["step", "--model", "missing.gguf"], &["--model missing.gguf", "does not exist", "name a .gguf file"]),
         (&["prefill", "--model", "missing.gguf"], &["--model missing.gguf", "does not exist"]),
         (&["step", "--model", &damaged], &["--model ", "damaged.gguf"]),
@@ -142,6 +166,7 @@ fn wrong_options_end_with_code_2_and_one_line() {
         (&["step", "--model", &model, "--steps", "5000:1"], &["--steps 5000:1", "at most 4096 sequences"]),
         (&["step", "--model", &model, "--context", "100000"], &["--context 100000", "give at most"]),
         (&["step", "--model", &model, "--steps", "1:60000"], &["--steps", "ask for less"]),
+        (&["step", "--model", &model, "--signals", "top"], &["--signals top", "write entropy, top:20 or hidden"]),
         (&["prefill", "--model", &model, "--tokens", "100000"], &["--tokens 100000", "give at most"]),
         (&["step", "--model", &model, "--config", "x.toml"], &["--config", "no launch file"]),
         (&["prefill", "--model", &model, "--params", "p=1"], &["--params", "no router"]),

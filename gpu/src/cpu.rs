@@ -1,11 +1,13 @@
 //! The operations on the CPU, by the kernels crate. Owner: a runner owns a `Cpu`, which owns worker threads and scratch.
 //! Invariant: after the first step of a size, a step allocates nothing here; results do not depend on threads.
 
+mod head;
+
 use crate::batch::Batch;
 use crate::heads::math;
 use crate::ops::{
-    Activation, Ask, AttentionRows, Fault, GateUp, GatedRows, HeadNorms, KvShape, LayerNorm, Linear, Norm, Ops,
-    OpsError, Qkv, Reduced, Residual, Site,
+    Activation, AttentionRows, GateUp, GatedRows, HeadInput, HeadNorms, HeadOutput, KvShape, LayerNorm, Linear, Norm,
+    Ops, OpsError, Qkv, Residual, Site,
 };
 use crate::weights::{Rope, RopeLayout, Tensor};
 use smallvec::SmallVec;
@@ -14,7 +16,6 @@ use tokenrouter_core::ids::TokenId;
 use tokenrouter_kernels::attention::{self, Attend, KvCache, KvRows, Segment};
 use tokenrouter_kernels::matmul::{self, Matrix, QuantizedRows};
 use tokenrouter_kernels::norm::{self, RmsNorm};
-use tokenrouter_kernels::reduce::{self, BadLogits, Candidate, Reducer, RowStats};
 use tokenrouter_kernels::rope::{self, RopeRows, RopeTable};
 use tokenrouter_kernels::{KernelError, Pool, PoolConfig, activation, quant, sys};
 
@@ -41,10 +42,7 @@ pub struct Cpu {
     cores: Vec<usize>,
     pinned: Option<ThreadId>,
     padded: Padded,
-    reducer: Reducer,
-    stats: Vec<Result<RowStats, BadLogits>>,
-    highest: Vec<Result<Candidate, BadLogits>>,
-    top: Vec<Candidate>,
+    head: head::Scratch,
 }
 
 /// Copies of q, k, v and the attention result with padded heads; empty for models whose heads need no padding.
@@ -112,10 +110,7 @@ impl Cpu {
             codes: QuantizedRows::default(),
             pinned: None,
             padded: Padded::default(),
-            reducer: Reducer::default(),
-            stats: Vec::new(),
-            highest: Vec::new(),
-            top: Vec::new(),
+            head: head::Scratch::default(),
         })
     }
 }
@@ -131,36 +126,6 @@ impl Cpu {
             y: out.resize(x.rows),
         });
         matmul::linear(&self.pool, &input, &mut products);
-    }
-
-    /// Rows of logits that all ask the same are one call; here each row is, so that rows may ask different things.
-    fn reduce_row(&mut self, row: &[f32], ask: &Ask) -> Result<Reduced, Fault> {
-        let mut reduced = Reduced::default();
-        if ask.distribution {
-            self.reducer.stats(&self.pool, (row, row.len()), &mut self.stats);
-            let stats = self.stats[0]?;
-            reduced = Reduced { log_sum_exp: stats.logsumexp, entropy: stats.entropy, ..reduced };
-            reduced.argmax = stats.argmax;
-        }
-        let real = ask.real_vocab.clamp(1, row.len());
-        if !ask.distribution || reduced.argmax as usize >= real {
-            self.reducer.argmax(&self.pool, (&row[..real], real), &mut self.highest);
-            reduced.argmax = self.highest[0]?.id;
-        }
-        if ask.top_k > 0 {
-            reduce::top_k(&self.pool, row, ask.top_k, &mut self.top);
-            reduced.top = self.top.iter().map(|candidate| (candidate.id, candidate.logit)).collect();
-        }
-        Ok(reduced)
-    }
-}
-
-impl From<BadLogits> for Fault {
-    fn from(bad: BadLogits) -> Fault {
-        match bad {
-            BadLogits::NotFinite => Fault::NotFinite,
-            BadLogits::Empty => Fault::Empty,
-        }
     }
 }
 
@@ -281,10 +246,6 @@ impl Ops for Cpu {
         self.products(x, [(&linear.weight, linear.bias.as_ref(), out)]);
     }
 
-    fn multiply(&mut self, x: &CpuRows, matrix: &Matrix, out: &mut CpuRows) {
-        self.products(x, [(matrix, None, out)]);
-    }
-
     fn qkv(&mut self, x: &CpuRows, qkv: &Qkv<Matrix, Vec<f32>>, out: &mut AttentionRows<CpuRows>) {
         let Qkv { q, k, v } = qkv;
         let (q_bias, k_bias, v_bias) = (q.bias.as_ref(), k.bias.as_ref(), v.bias.as_ref());
@@ -340,24 +301,8 @@ impl Ops for Cpu {
         }
     }
 
-    fn reduce(&mut self, logits: &CpuRows, asks: &[Ask], out: &mut Vec<Result<Reduced, Fault>>) {
-        out.clear();
-        for (row, ask) in logits.values().chunks_exact(logits.width).zip(asks) {
-            let reduced = self.reduce_row(row, ask);
-            out.push(reduced);
-        }
-    }
-
-    fn split_column(&mut self, rows: &mut CpuRows, column: usize, out: &mut Vec<f32>) {
-        out.clear();
-        let width = rows.width;
-        for row in rows.values_mut().chunks_exact_mut(width) {
-            let value = row[column];
-            out.push(value);
-            if value < f32::INFINITY {
-                row[column] = f32::NEG_INFINITY;
-            }
-        }
+    fn head(&mut self, input: HeadInput<'_, Self>, out: &mut HeadOutput<CpuRows>) {
+        self.head_rows(input, out);
     }
 
     fn fill(&mut self, values: &[f32], out: &mut CpuRows) {

@@ -157,8 +157,12 @@ pub struct Ask {
     pub real_vocab: usize,
     /// Compute the entropy and the log of the sum of exponentials.
     pub distribution: bool,
-    /// How many of the highest logits to list.
+    /// How many of the highest logits of the whole row to list.
     pub top_k: usize,
+    /// How many of the highest logits of the real vocabulary to list.
+    pub real_top_k: usize,
+    /// Somebody reads the logits themselves.
+    pub keep: bool,
 }
 
 /// What a row of logits has to say; parts that were not asked for are empty.
@@ -166,12 +170,41 @@ pub struct Ask {
 pub struct Reduced {
     /// The highest logit of the real vocabulary, the lowest id among equals.
     pub argmax: TokenId,
+    /// That logit.
+    pub highest: f32,
     /// `ln sum exp(logit)` over the whole row.
     pub log_sum_exp: f32,
     /// `-sum p ln p` over the whole row, in nats.
     pub entropy: f32,
-    /// The highest logits of the whole row with their ids, descending, ties by lower id.
+    /// The highest logits of the whole row with their ids, descending, ties by lower id. Minus infinity is left out.
     pub top: Vec<(TokenId, f32)>,
+    /// The same of the real vocabulary.
+    pub real_top: Vec<(TokenId, f32)>,
+}
+
+/// What the output head multiplies, and who asks what about it.
+#[derive(Debug)]
+pub struct HeadInput<'a, O: Ops + ?Sized> {
+    /// Hidden rows after the final norm.
+    pub hidden: &'a O::Rows,
+    /// The head, `[vocab, hidden]`.
+    pub matrix: &'a O::Matrix,
+    /// One for each row.
+    pub asks: &'a [Ask],
+    /// A column that is taken out of the rows: its values go to [`HeadOutput::column`], and minus infinity takes their
+    /// place, so that the column has no part in anything any more. NaN and plus infinity stay where they are, to be found.
+    pub column: Option<TokenId>,
+}
+
+/// What becomes of it.
+#[derive(Debug)]
+pub struct HeadOutput<R> {
+    /// Answers, one for each row.
+    pub reduced: Vec<Result<Reduced, Fault>>,
+    /// Values of the column that was taken out, one for each row.
+    pub column: Vec<f32>,
+    /// Raw logits `[rows, vocab]`; rows that were not to be kept are not defined.
+    pub logits: R,
 }
 
 /// A row of logits that is no distribution.
@@ -250,9 +283,6 @@ pub trait Ops {
     /// `out = W x + b`
     fn linear(&mut self, x: &Self::Rows, linear: &Linear<Self::Matrix, Self::Vector>, out: &mut Self::Rows);
 
-    /// `out = W x` for a bare matrix, such as a head tied to the embedding.
-    fn multiply(&mut self, x: &Self::Rows, matrix: &Self::Matrix, out: &mut Self::Rows);
-
     /// Queries, keys and values of `x`.
     fn qkv(&mut self, x: &Self::Rows, qkv: &Qkv<Self::Matrix, Self::Vector>, out: &mut AttentionRows<Self::Rows>);
 
@@ -270,12 +300,9 @@ pub trait Ops {
     /// `out[i] = x[rows[i]]`
     fn select(&mut self, x: &Self::Rows, rows: &[u32], out: &mut Self::Rows);
 
-    /// Answers `asks[i]` about row `i` of `logits` into `out[i]`.
-    fn reduce(&mut self, logits: &Self::Rows, asks: &[Ask], out: &mut Vec<Result<Reduced, Fault>>);
-
-    /// Takes column `column` out of the rows: its values go to `out`, and minus infinity takes their place, so that the
-    /// column has no part in the distribution any more. NaN and plus infinity stay where they are, to be found.
-    fn split_column(&mut self, rows: &mut Self::Rows, column: usize, out: &mut Vec<f32>);
+    /// Logits `matrix x hidden`, and the answer to `asks[i]` about row `i` of them. Only rows that are to be kept need to
+    /// be written.
+    fn head(&mut self, input: HeadInput<'_, Self>, out: &mut HeadOutput<Self::Rows>);
 
     /// Rows from host memory: `values` is `[rows, width of out]`.
     fn fill(&mut self, values: &[f32], out: &mut Self::Rows);

@@ -4,10 +4,10 @@
 
 use crate::batch::Batch;
 use crate::heads::{Seat, Source};
-use crate::models::blocks::{Decoder, Memory};
-use crate::ops::{Ask, Fault, Ops, Reduced};
+use crate::models::blocks::{Decoder, Memory, Scratch};
+use crate::ops::{Ask, Ops};
 use crate::sampling::{Sampler, is_plain_greedy};
-use crate::signals::{self, RawRow};
+use crate::signals;
 use std::sync::Arc;
 use tokenrouter_core::executor::{
     Draw, Drawn, Executor, ExecutorError, ExecutorLimits, Row, RowOutput, Step, StepOutput,
@@ -22,7 +22,6 @@ pub struct Runner<O: Ops> {
     real_vocab: usize,
     batch: Batch,
     asks: Vec<Ask>,
-    reduced: Vec<Result<Reduced, Fault>>,
     sampler: Sampler,
     head: Option<Seat<O>>,
 }
@@ -55,16 +54,17 @@ impl<O: Ops> Runner<O> {
             real_vocab,
             batch: Batch::default(),
             asks: Vec::new(),
-            reduced: Vec::new(),
             sampler: Sampler::new(parts.limits.vocab_width as usize, real_vocab),
             head: parts.head,
         }
     }
 
     /// Raw logits that row `row` of the last step had, less a column that its head takes out; `None` if it drew nothing.
+    /// A step keeps no logits that it does not read itself, so this multiplies the hidden row by the head once more.
     pub fn last_logits(&mut self, row: usize) -> Option<&[f32]> {
-        let output = self.output_of(row)?;
-        Some(self.ops.row(&self.memory.scratch.logits, output))
+        let (output, column) = (self.output_of(row)? as u32, self.head.as_ref().and_then(Seat::column));
+        self.model.logits(&mut self.ops, (output, column), &mut self.memory.scratch);
+        Some(self.ops.row(&self.memory.scratch.head.logits, 0))
     }
 
     /// Hidden row after the final norm that row `row` of the last step had; `None` if it drew nothing.
@@ -91,23 +91,22 @@ impl<O: Ops> Runner<O> {
     }
 
     fn draw(&mut self, output: usize, draw: &Draw, position: u32) -> RowOutput {
-        let reduced = match &mut self.reduced[output] {
+        let Scratch { outputs, head, .. } = &mut self.memory.scratch;
+        let reduced = match &mut head.reduced[output] {
             Ok(reduced) => reduced,
             Err(fault) => return RowOutput::Failed(format!("the logits at position {} {fault}", position - 1)),
         };
-        let mut token = reduced.argmax;
+        let (mut token, mut logit) = (reduced.argmax, reduced.highest);
         if !is_plain_greedy(draw) {
-            match self.sampler.draw(self.ops.row(&self.memory.scratch.logits, output), draw, position) {
-                Ok(drawn) => token = drawn,
+            let logits = self.ops.row(&head.logits, output);
+            match self.sampler.draw(logits, draw, position) {
+                Ok(drawn) => (token, logit) = (drawn, logits[drawn as usize]),
                 Err(error) => return RowOutput::Failed(format!("no token at position {position}: {error}")),
             }
         }
+        let logprobs = draw.logprobs.map(|_| signals::logprobs(logit, reduced));
         let width = self.limits.vocab_width;
-        let logprobs = draw.logprobs.map(|count| {
-            let logits = self.ops.row(&self.memory.scratch.logits, output);
-            RawRow { logits, real_vocab: self.real_vocab, log_sum_exp: reduced.log_sum_exp }.logprobs(token, count)
-        });
-        let signals = signals::signals(draw, reduced, width, || self.ops.row(&self.memory.scratch.outputs, output));
+        let signals = signals::signals(draw, reduced, width, || self.ops.row(outputs, output));
         RowOutput::Drawn(Drawn { token, signals, logprobs })
     }
 }
@@ -124,15 +123,14 @@ impl<O: Ops> Executor for Runner<O> {
             return Ok(StepOutput::default());
         }
         self.model.forward(&mut self.ops, &self.batch, &mut self.memory);
-        let scratch = &mut self.memory.scratch;
-        if let Some(head) = self.head.as_mut().filter(|_| !self.batch.outputs.is_empty()) {
-            head.split(&mut self.ops, &mut scratch.logits);
-        }
         let draws = step.rows.iter().filter_map(|row| row.draw.as_ref());
         let head_top = self.head.as_ref().map_or(0, Seat::top_k);
         self.asks.clear();
         self.asks.extend(draws.map(|draw| signals::ask(draw, self.real_vocab, head_top)));
-        self.ops.reduce(&scratch.logits, &self.asks, &mut self.reduced);
+        if !self.asks.is_empty() {
+            let column = self.head.as_ref().and_then(Seat::column);
+            self.model.head(&mut self.ops, (&self.asks, column), &mut self.memory.scratch);
+        }
         let mut outputs = 0;
         let mut answer = |row: &Row| match &row.draw {
             None => RowOutput::Fed,
@@ -144,7 +142,8 @@ impl<O: Ops> Executor for Runner<O> {
         };
         let mut rows: Vec<RowOutput> = step.rows.iter().map(&mut answer).collect();
         if let Some(head) = &mut self.head {
-            let source = Source { hidden: &self.memory.scratch.outputs, embed: &self.model.embed };
+            let Scratch { outputs, head: found, .. } = &self.memory.scratch;
+            let source = Source { hidden: outputs, embed: &self.model.embed, column: &found.column };
             head.score(&mut self.ops, source, (step, &mut rows));
         }
         Ok(StepOutput { rows })

@@ -1,18 +1,21 @@
 //! Weight bandwidth of one product for small batches: `cargo run -p tokenrouter-kernels --example step [THREADS [avx2]]`.
 //!
-//! Enough copies of the matrix are cycled through that the caches hold none. Flat columns mean that rows are free.
+//! Enough copies of the matrix are cycled through that the caches hold none. Flat columns mean that rows are free. Then
+//! the same for an output head, which reads its logits as it makes them, beside the bare product.
 
 use std::error::Error;
 use std::time::Instant;
+use tokenrouter_kernels::head::{Head, Product, Want};
 use tokenrouter_kernels::matmul::{Linear, Matrix, QuantizedRows, linear};
 use tokenrouter_kernels::quant::Format;
-use tokenrouter_kernels::reduce::{Reducer, top_k};
 use tokenrouter_kernels::sys::Isa;
 use tokenrouter_kernels::{Bytes, Pool, PoolConfig};
 
 const ROWS: usize = 4864;
 const COLS: usize = 896;
 const TOTAL_BYTES: usize = 160 << 20;
+/// Outputs of the head.
+const IDS: usize = 151_936;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let threads = std::env::args().nth(1).map_or(Ok(0), |t| t.parse())?;
@@ -40,14 +43,50 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         println!();
     }
-    let logits: Vec<f32> = (0..8 * 151_936).map(|i| (i * 7919 % 1000) as f32 * 0.01).collect();
-    let (mut reducer, mut stats, mut best) = (Reducer::default(), Vec::new(), Vec::new());
-    let mut top = Vec::new();
     println!("empty job of 16 tasks: {:.2} us", best_us(|| pool.run(16, &|_| ())));
-    println!("statistics of 8 x 151936: {:.0} us", best_us(|| reducer.stats(&pool, (&logits, 151_936), &mut stats)));
-    println!("argmax of 8 x 151936: {:.0} us", best_us(|| reducer.argmax(&pool, (&logits, 151_936), &mut best)));
-    println!("top 20 of 151936: {:.0} us", best_us(|| top_k(&pool, &logits[..151_936], 20, &mut top)));
+    let mut matrix = Matrix::new(Format::Q8_0, IDS, COLS, Bytes::from(weights(Format::Q8_0.tensor_bytes(IDS, COLS)?)))?;
+    matrix.prepare(&pool)?;
+    println!("head {IDS} x {COLS} in Q8_0; time in us");
+    let best = Want { real: IDS, ..Want::default() };
+    let stats = Want { distribution: true, ..best };
+    let wants = [
+        ("best", best),
+        ("best, kept", Want { keep: true, ..best }),
+        ("top 20", Want { top: 20, ..best }),
+        ("entropy", stats),
+        ("entropy, top 20", Want { top: 20, ..stats }),
+    ];
+    for rows in [1, 8, 32] {
+        let x: Vec<f32> = (0..rows * COLS).map(|i| (i * 7919 % 1000) as f32 * 0.002 - 1.0).collect();
+        let mut logits = vec![0.0; rows * IDS];
+        let (mut codes, mut head) = (QuantizedRows::default(), Head::default());
+        let input = &codes.input(&pool, &x, &[&matrix]);
+        let product = || linear(&pool, input, &mut [Linear { matrix: &matrix, bias: None, y: &mut logits }]);
+        print!("M={rows}: product alone {:.0}", best_us(product));
+        for (name, want) in wants {
+            let wants = &vec![want; rows];
+            let run = || {
+                let (input, matrix, logits) = (input, &matrix, &mut logits[..]);
+                head.run(&pool, Product { input, matrix, wants, apart: None, logits });
+                (0..rows).for_each(|row| assert!(head.row(row).is_ok()));
+            };
+            print!(" | {name} {:.0}", best_us(run));
+        }
+        println!();
+    }
     Ok(())
+}
+
+/// Blocks of Q8_0 with scales of 0.0078 to 0.0098 and any codes.
+fn weights(len: usize) -> Vec<u8> {
+    let mut state = 1_u32;
+    let random = |_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    let mut bytes: Vec<u8> = (0..len).map(random).collect();
+    bytes.chunks_exact_mut(34).for_each(|block| block[1] = 0x20);
+    bytes
 }
 
 /// Microseconds of the fastest of many calls.
@@ -57,7 +96,7 @@ fn best_us(mut work: impl FnMut()) -> f64 {
         work();
         started.elapsed().as_secs_f64()
     };
-    (0..200).map(|_| time(&mut work)).fold(f64::INFINITY, f64::min) * 1e6
+    (0..60).map(|_| time(&mut work)).fold(f64::INFINITY, f64::min) * 1e6
 }
 
 /// Best product of several rounds over all copies (a busy machine disturbs the others): microseconds, and GB/s.

@@ -10,12 +10,12 @@
 pub mod activation;
 pub mod attention;
 mod error;
+pub mod head;
 pub mod matmul;
 mod memory;
 pub mod norm;
 mod pool;
 pub mod quant;
-pub mod reduce;
 pub mod roofline;
 pub mod rope;
 mod simd;

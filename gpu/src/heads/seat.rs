@@ -13,7 +13,7 @@ pub struct Seat<O: Ops>(Kind<O>);
 
 enum Kind<O: Ops> {
     Network(Box<Busy<O>>),
-    Row { token: TokenId, logits: Vec<f32> },
+    Row(TokenId),
 }
 
 struct Busy<O: Ops> {
@@ -31,6 +31,8 @@ pub struct Source<'a, O: Ops> {
     pub hidden: &'a O::Rows,
     /// The model's token embedding.
     pub embed: &'a O::Matrix,
+    /// Raw logits of the head's own column, of all outputs of the step, where it has one.
+    pub column: &'a [f32],
 }
 
 impl<O: Ops> Seat<O> {
@@ -46,21 +48,22 @@ impl<O: Ops> Seat<O> {
 
     /// The row of the output layer of this token.
     pub fn row(token: TokenId) -> Self {
-        Seat(Kind::Row { token, logits: Vec::new() })
+        Seat(Kind::Row(token))
     }
 
     /// How many of the highest logits it reads.
     pub fn top_k(&self) -> usize {
         match &self.0 {
             Kind::Network(busy) => busy.network.config().logits_size,
-            Kind::Row { .. } => 0,
+            Kind::Row(_) => 0,
         }
     }
 
-    /// Takes the head's own column out of the raw logits, where it has one.
-    pub fn split(&mut self, ops: &mut O, rows: &mut O::Rows) {
-        if let Kind::Row { token, logits } = &mut self.0 {
-            ops.split_column(rows, *token as usize, logits);
+    /// The column of the logits that is the head's own and has to be taken out of them, where it has one.
+    pub fn column(&self) -> Option<TokenId> {
+        match &self.0 {
+            Kind::Network(_) => None,
+            Kind::Row(token) => Some(*token),
         }
     }
 
@@ -68,9 +71,9 @@ impl<O: Ops> Seat<O> {
     pub fn score(&mut self, ops: &mut O, source: Source<'_, O>, (step, rows): (&Step, &mut [RowOutput])) {
         let mut wanted = wanted(step, rows);
         match &mut self.0 {
-            Kind::Row { logits, .. } => {
+            Kind::Row(_) => {
                 for (output, drawn) in wanted {
-                    drawn.signals.score = Some(math::sigmoid(logits[output as usize]));
+                    drawn.signals.score = Some(math::sigmoid(source.column[output as usize]));
                 }
             }
             Kind::Network(busy) => busy.score(ops, source, &mut wanted),

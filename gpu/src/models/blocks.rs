@@ -3,8 +3,12 @@
 //! know neither devices nor requests.
 
 use crate::batch::Batch;
-use crate::ops::{AttentionRows, GateUp, GatedRows, HeadNorms, Linear, Norm, Ops, OpsError, Qkv, Residual, Site};
+use crate::ops::{
+    Ask, AttentionRows, GateUp, GatedRows, HeadInput, HeadNorms, HeadOutput, Linear, Norm, Ops, OpsError, Qkv,
+    Residual, Site,
+};
 use crate::weights::ModelConfig;
+use tokenrouter_core::ids::TokenId;
 
 /// Causal self-attention with grouped key/value heads.
 pub struct Attention<O: Ops> {
@@ -59,8 +63,8 @@ pub struct Scratch<O: Ops> {
     last: Residual<O::Rows>,
     /// Hidden rows after the final norm, one per output row of the batch.
     pub outputs: O::Rows,
-    /// Raw logits, one row per output row of the batch.
-    pub logits: O::Rows,
+    /// What the head says of them.
+    pub head: HeadOutput<O::Rows>,
 }
 
 impl<O: Ops> Scratch<O> {
@@ -82,7 +86,7 @@ impl<O: Ops> Scratch<O> {
             gated: GatedRows { gate: ops.rows(tokens_max, config.ffn)?, up: ops.rows(tokens_max, config.ffn)? },
             last: Residual { sum: ops.rows(outputs_max, hidden)?, delta: ops.rows(outputs_max, hidden)? },
             outputs: ops.rows(outputs_max, hidden)?,
-            logits: ops.rows(outputs_max, config.vocab)?,
+            head: HeadOutput { reduced: Vec::new(), column: Vec::new(), logits: ops.rows(outputs_max, config.vocab)? },
         })
     }
 
@@ -103,8 +107,7 @@ pub struct Memory<O: Ops> {
 }
 
 impl<O: Ops> Decoder<O> {
-    /// Runs a batch: writes its keys and values to `memory.kv`, and the hidden rows and logits of its outputs to
-    /// `memory.scratch`.
+    /// Runs a batch: writes its keys and values to `memory.kv`, and the hidden rows of its outputs to `memory.scratch`.
     pub fn forward(&self, ops: &mut O, batch: &Batch, memory: &mut Memory<O>) {
         ops.begin();
         ops.embed(&self.embed, &batch.tokens, &mut memory.scratch.residual.sum);
@@ -127,12 +130,25 @@ impl<O: Ops> Decoder<O> {
         }
     }
 
-    /// Final norm and logits of some rows.
+    /// Final norm of some rows.
     fn outputs(&self, ops: &mut O, rows: &[u32], scratch: &mut Scratch<O>) {
         ops.select(&scratch.residual.sum, rows, &mut scratch.last.sum);
         ops.select(&scratch.residual.delta, rows, &mut scratch.last.delta);
         ops.add_rms_norm(&mut scratch.last, &self.final_norm, &mut scratch.outputs);
-        ops.multiply(&scratch.outputs, self.head.as_ref().unwrap_or(&self.embed), &mut scratch.logits);
+    }
+
+    /// The head on all output rows of the last batch: answers to `asks`, and the logits that they keep.
+    pub fn head(&self, ops: &mut O, (asks, column): (&[Ask], Option<TokenId>), scratch: &mut Scratch<O>) {
+        let matrix = self.head.as_ref().unwrap_or(&self.embed);
+        ops.head(HeadInput { hidden: &scratch.outputs, matrix, asks, column }, &mut scratch.head);
+    }
+
+    /// Multiplies one output row of the last batch once more and keeps its logits, in the place of all others.
+    pub fn logits(&self, ops: &mut O, (output, column): (u32, Option<TokenId>), scratch: &mut Scratch<O>) {
+        let asks = &[Ask { real_vocab: 1, keep: true, ..Ask::default() }];
+        let matrix = self.head.as_ref().unwrap_or(&self.embed);
+        ops.select(&scratch.outputs, &[output], &mut scratch.last.sum);
+        ops.head(HeadInput { hidden: &scratch.last.sum, matrix, asks, column }, &mut scratch.head);
     }
 }
 

@@ -31,7 +31,7 @@ use std::ops::Range;
 /// Outputs per tile: the rows of a matrix that are interleaved.
 pub(crate) const TILE: usize = 16;
 /// Activation rows that one pass over a tile serves; larger inputs take several passes.
-const ROWS_PER_PASS: usize = 64;
+pub(crate) const ROWS_PER_PASS: usize = 64;
 
 /// Weights `[rows, cols]` (outputs, inputs), row-major in one format.
 #[derive(Debug)]
@@ -162,10 +162,9 @@ pub struct Linear<'a> {
 pub fn linear(pool: &Pool, input: &Input<'_>, products: &mut [Linear<'_>]) {
     for product in products.iter() {
         let matrix = product.matrix;
-        assert_eq!(matrix.cols, input.cols, "matrix columns and input columns");
+        check(matrix, input);
         assert_eq!(product.y.len(), input.rows * matrix.rows, "output size");
         assert!(product.bias.is_none_or(|bias| bias.len() == matrix.rows), "bias size");
-        assert!(!matrix.format.is_quantized() || input.codes.is_some(), "input was made without int8 codes");
     }
     let outputs: SmallVec<[Output<'_>; 4]> = products.iter_mut().map(Output::new).collect();
     let tiles: usize = outputs.iter().map(|o| o.matrix.tiles()).sum();
@@ -187,6 +186,35 @@ pub fn linear(pool: &Pool, input: &Input<'_>, products: &mut [Linear<'_>]) {
     });
 }
 
+/// The outputs of some tiles for some activation rows: `y[m - rows.start, n - TILE * tiles.start]`, rows `stride` apart.
+/// What lies between the rows is left alone.
+///
+/// # Panics
+/// If sizes do not fit, or `input` lacks the codes that a quantised matrix needs.
+pub(crate) fn tiles(pool: &Pool, matrix: &Matrix, part: Part<'_>) {
+    let Part { input, rows, tiles, y, stride } = part;
+    check(matrix, input);
+    assert!(rows.len() <= ROWS_PER_PASS && rows.end <= input.rows && tiles.end <= matrix.tiles(), "part of a product");
+    let place = Place { row: rows.start, output: tiles.start * TILE, stride };
+    let output = Output { matrix, bias: None, y: Disjoint::new(y), place };
+    output.multiply(pool, Work { input, rows, tiles });
+}
+
+/// What [`tiles`] computes and where it goes.
+pub(crate) struct Part<'a> {
+    pub(crate) input: &'a Input<'a>,
+    /// At most [`ROWS_PER_PASS`].
+    pub(crate) rows: Range<usize>,
+    pub(crate) tiles: Range<usize>,
+    pub(crate) y: &'a mut [f32],
+    pub(crate) stride: usize,
+}
+
+fn check(matrix: &Matrix, input: &Input<'_>) {
+    assert_eq!(matrix.cols, input.cols, "matrix columns and input columns");
+    assert!(!matrix.format.is_quantized() || input.codes.is_some(), "input was made without int8 codes");
+}
+
 /// Part of a product: some tiles for some activation rows.
 struct Work<'a> {
     input: &'a Input<'a>,
@@ -199,11 +227,20 @@ struct Output<'a> {
     matrix: &'a Matrix,
     bias: Option<&'a [f32]>,
     y: Disjoint<'a, f32>,
+    place: Place,
+}
+
+/// Which part of the whole product `y` is: its first activation row and output, and how far apart its rows are.
+struct Place {
+    row: usize,
+    output: usize,
+    stride: usize,
 }
 
 impl<'a> Output<'a> {
     fn new<'b>(product: &'a mut Linear<'b>) -> Output<'a> {
-        Output { matrix: product.matrix, bias: product.bias, y: Disjoint::new(product.y) }
+        let place = Place { row: 0, output: 0, stride: product.matrix.rows };
+        Output { matrix: product.matrix, bias: product.bias, y: Disjoint::new(product.y), place }
     }
 
     fn multiply(&self, pool: &Pool, work: Work<'_>) {
@@ -219,7 +256,7 @@ impl<'a> Output<'a> {
     fn put(&self, row: usize, tile: usize, values: &[f32; TILE]) {
         let first = tile * TILE;
         let count = TILE.min(self.matrix.rows - first);
-        let start = row * self.matrix.rows + first;
+        let start = (row - self.place.row) * self.place.stride + first - self.place.output;
         // SAFETY: each (row, tile) belongs to one task of the job.
         let to = unsafe { self.y.part(start..start + count) };
         to.copy_from_slice(&values[..count]);

@@ -7,6 +7,7 @@ use super::step::{CHUNK, sample};
 use crate::cli::{CliError, Context};
 use serde::Serialize;
 use std::io::{self, Write};
+use tokenrouter_core::executor::Needs;
 use tokenrouter_gpu::work::{StepWork, Work};
 
 /// Options of `bench prefill`.
@@ -67,7 +68,7 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     let bar = context.progress.count("prefill", u64::from(args.repeat));
     let mut seconds = Vec::new();
     for round in 0..=args.repeat {
-        let took = subject.prefill((0, tokens), Drawing::Greedy)?;
+        let took = subject.prefill((0, tokens), Drawing::Greedy(Needs::default()))?;
         if round > 0 {
             seconds.push(took);
             bar.inc(1);

@@ -11,6 +11,7 @@ use std::fmt::Write;
 use std::io::{self, Write as _};
 use std::str::FromStr;
 use subject::{Drawing, On, Room, Subject, Timing};
+use tokenrouter_core::executor::Needs;
 use tokenrouter_gpu::weights::ModelConfig;
 
 /// Most sequences of a step, and most tokens of one.
@@ -30,6 +31,9 @@ pub struct Args {
     /// Steps to measure: sequences and new tokens of each
     #[arg(long, value_name = "S:N,…", default_value = "1:1,2:1,4:1,8:1,16:1,1:4,4:4")]
     steps: String,
+    /// What every row is asked beside its token, as a routing algorithm does: entropy, top:K, hidden
+    #[arg(long, value_name = "SIGNAL,…", default_value = "")]
+    signals: String,
     /// Steps of every shape
     #[arg(long, value_name = "R", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -79,6 +83,7 @@ struct Report {
     work: ModelReport,
     threads: usize,
     context: u32,
+    signals: String,
     repeat: u32,
     load_s: f64,
     #[serde(serialize_with = "by_name")]
@@ -107,12 +112,13 @@ fn by_name<S: serde::Serializer>(steps: &[Measured], to: S) -> Result<S::Ok, S::
 /// Runs the command.
 pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     let shapes = shapes(&args.steps)?;
+    let needs = needs(&args.signals)?;
     let files = args.on.open(context)?;
     let room = room(&shapes, args.context, &files.config)?;
     let mut subject = args.on.load(context, (&files, room))?;
     let mut roofline = args.on.roofline.then(|| Roofline::new(subject.threads));
     sample(&mut roofline)?;
-    let seconds = measure(context, &mut subject, (&shapes, args))?;
+    let seconds = measure(context, &mut subject, (&shapes, args, needs))?;
     sample(&mut roofline)?;
     let measured = |(&shape, seconds): (&Shape, Vec<f64>)| {
         let timing = Timing::of(seconds);
@@ -126,6 +132,7 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
         work: ModelReport::of(&subject.info, &subject.work),
         threads: subject.threads,
         context: args.context,
+        signals: args.signals.clone(),
         repeat: args.repeat,
         load_s: subject.load_s,
         roofline,
@@ -153,6 +160,24 @@ fn shapes(text: &str) -> Result<Vec<Shape>, CliError> {
         }
     }
     Ok(shapes)
+}
+
+/// The signals of the option.
+fn needs(text: &str) -> Result<Needs, CliError> {
+    let mut needs = Needs::default();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let top = part.strip_prefix("top:").and_then(|count| count.parse().ok());
+        match (part, top) {
+            ("entropy", _) => needs.entropy = true,
+            ("hidden", _) => needs.hidden = true,
+            (_, Some(count @ 1..)) => needs.top_k = count,
+            _ => {
+                let text = format!("--signals {text}: {part:?} is no signal; write entropy, top:20 or hidden");
+                return Err(CliError::Usage(text));
+            }
+        }
+    }
+    Ok(needs)
 }
 
 /// What the largest of these steps need.
@@ -186,7 +211,7 @@ fn room(shapes: &[Shape], context: u32, config: &ModelConfig) -> Result<Room, Cl
 fn measure(
     context: &Context,
     subject: &mut Subject,
-    (shapes, args): (&[Shape], &Args),
+    (shapes, args, needs): (&[Shape], &Args, Needs),
 ) -> Result<Vec<Vec<f64>>, CliError> {
     let sequences = shapes.iter().map(|shape| shape.sequences).max().unwrap_or(0);
     let bar = context.progress.count("fill", u64::from(sequences));
@@ -199,7 +224,7 @@ fn measure(
     let mut seconds = vec![Vec::new(); shapes.len()];
     for round in 0..=args.repeat {
         for (shape, seconds) in shapes.iter().zip(&mut seconds) {
-            let took = subject.step((shape.sequences, args.context, shape.tokens), Drawing::Greedy)?;
+            let took = subject.step((shape.sequences, args.context, shape.tokens), Drawing::Greedy(needs))?;
             if round > 0 {
                 seconds.push(took);
             }
@@ -244,6 +269,17 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signals_are_read_by_name() {
+        let all = Needs { entropy: true, top_k: 20, hidden: true, score: false };
+        assert_eq!(needs("entropy, top:20,hidden").expect("three"), all);
+        assert_eq!(needs("").expect("none"), Needs::default());
+        for wrong in ["top", "top:0", "top:70000", "entropy:1", "logits"] {
+            let error = needs(wrong).expect_err(wrong).to_string();
+            assert!(error.starts_with("--signals ") && error.contains("top:20"), "{error}");
+        }
+    }
 
     #[test]
     fn steps_are_read_in_order_and_once() {

@@ -13,6 +13,7 @@ use tokenrouter_core::job::Failure;
 use tokenrouter_core::rng::mix;
 use tokenrouter_gpu::cpu::Cpu;
 use tokenrouter_gpu::load::{self, KvMemory, LoadOptions, ModelInfo, Progress};
+use tokenrouter_gpu::ops::KvFormat;
 use tokenrouter_gpu::runner::Runner;
 use tokenrouter_gpu::weights::{self, ModelFiles};
 use tokenrouter_gpu::work::Work;
@@ -27,6 +28,9 @@ pub struct On {
     /// Threads that compute; 0 = one for each usable core
     #[arg(long, value_name = "T", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1024))]
     threads: u32,
+    /// Number format of keys and values: f16, bf16, f32 or q8
+    #[arg(long, value_name = "FORMAT", default_value = "f16")]
+    kv_format: KvFormat,
     /// Measure what the machine gives at most, before and after, and how near to it the model is
     #[arg(long)]
     pub roofline: bool,
@@ -69,6 +73,7 @@ impl On {
         let options = LoadOptions {
             threads: self.threads as usize,
             kv: KvMemory::Pages(room.sequences.saturating_mul(pages)),
+            kv_format: self.kv_format,
             rows_max: room.sequences,
             step_tokens_max: room.step_tokens,
             ..LoadOptions::default()
@@ -125,8 +130,8 @@ pub struct Subject {
 pub enum Drawing {
     /// As a prefill chunk that is not the last.
     None,
-    /// The likeliest, as greedy requests do.
-    Greedy,
+    /// The likeliest, as greedy requests do, and beside it these signals.
+    Greedy(Needs),
 }
 
 impl Subject {
@@ -168,13 +173,12 @@ impl Subject {
             let number = mix(u64::from(sequence) << 32 | u64::from(position));
             (number % u64::from(self.info.vocab_width)) as TokenId
         };
-        let draw = (drawing == Drawing::Greedy).then(|| Draw {
-            params: Arc::default(),
-            history: None,
-            banned: Arc::from([]),
-            needs: Needs::default(),
-            logprobs: None,
-        });
+        let draw = match drawing {
+            Drawing::None => None,
+            Drawing::Greedy(needs) => {
+                Some(Draw { params: Arc::default(), history: None, banned: Arc::from([]), needs, logprobs: None })
+            }
+        };
         Row {
             request: RequestId(u64::from(sequence)),
             start,

@@ -2,6 +2,7 @@
 //! Owner: the command that was given. Invariant: every check that needs no weights comes before any weight is read, and
 //! each failure is one line that names the file, the key and the remedy.
 
+mod cores;
 pub mod embedded;
 pub mod environment;
 mod heads;

@@ -173,8 +173,10 @@ pub struct Batching {
     pub profile: Option<PathBuf>,
     /// A batch is released after this long in any case, 0 to 60000; default 50.
     pub max_wait_ms: u64,
-    /// `async`: every model steps when it may. For comparison: `model_sync` (one model steps at a time), `step_sync`
-    /// (all step together and wait for the slowest), `std_serving` (each hop is a fresh request). Default `async`.
+    /// `async`: every model steps when it may. `model_sync`: one model steps at a time, the one with the largest batch
+    /// first. `auto`: `model_sync` where models share cores, unless the policy is planned or `prefill_ahead` is on;
+    /// else `async`. For comparison: `step_sync` (all step together and wait for the slowest), `std_serving` (each hop
+    /// is a fresh request). Default `auto`.
     pub execution: Execution,
     /// Whether idle models prefill the prompts of requests that entered at another one; default false.
     pub prefill_ahead: bool,
@@ -184,6 +186,8 @@ pub struct Batching {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Execution {
+    /// What suits the cores of the models.
+    Auto,
     /// Every model steps when it may.
     Async,
     /// One model steps at a time.

@@ -228,6 +228,7 @@ fn batching(
         ("adaptive", Policy::Adaptive),
     ];
     let modes = [
+        ("auto", Execution::Auto),
         ("async", Execution::Async),
         ("model_sync", Execution::ModelSync),
         ("step_sync", Execution::StepSync),
@@ -246,7 +247,7 @@ fn batching(
         }
     }
     let profile = fields.optional::<String>(doc, "profile")?.map(|path| folder.join(path));
-    let execution = fields.choice(doc, "execution", &modes)?.unwrap_or(Execution::Async);
+    let execution = fields.choice(doc, "execution", &modes)?.unwrap_or(Execution::Auto);
     let prefill_ahead = fields.or(doc, "prefill_ahead", false)?;
     Ok(Batching { policy, thresholds, profile, max_wait_ms, execution, prefill_ahead })
 }

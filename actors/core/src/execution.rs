@@ -3,6 +3,7 @@
 
 use crate::ids::ModelIdx;
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
 
 /// How the models of a process run beside each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,16 +42,23 @@ pub struct Offer {
 /// What a model says about turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// It has a batch to start.
-    Wish,
-    /// The turn of this number is over.
+    /// It has a batch of so many requests to start, at least one; said again when the number changes.
+    Wish(u32),
+    /// The turn of this number is over. A wish said before is over too.
     Back(u64),
     /// Its actors were replaced: what was offered to the earlier ones is over.
     Reborn,
 }
 
+/// Turns for which a model that wishes one can be passed over by models with larger batches.
+const PASSED_MAX: u32 = 4;
+
 /// Who may step when models take turns. Invariant: `model_sync` has at most one turn out; `step_sync` offers a turn to
-/// all models at once, and none while one is out. A wish is forgotten only when a turn is offered.
+/// all models at once, and none while one is out. A wish is forgotten only when a turn is offered, and no model is
+/// passed over more than [`PASSED_MAX`] times in a row for each other one.
+///
+/// With one turn at a time the largest batch goes first: requests gather at the other models meanwhile, which makes
+/// their steps worth more, as a threshold of half the live requests would.
 #[derive(Debug)]
 pub struct Turns {
     together: bool,
@@ -64,7 +72,10 @@ pub struct Turns {
 #[derive(Clone, Copy, Debug, Default)]
 struct Chair {
     life: u64,
-    wishes: bool,
+    /// Requests it wishes to start with; 0 = none.
+    wish: u32,
+    /// Turns that others got since it wished for one.
+    passed: u32,
     turn: Option<u64>,
 }
 
@@ -83,8 +94,8 @@ impl Turns {
         let Some(Some(chair)) = self.seats.get_mut(model.index()) else { return Vec::new() };
         match word {
             Word::Reborn if life > chair.life => *chair = Chair { life, ..Chair::default() },
-            Word::Wish if life == chair.life => chair.wishes = true,
-            Word::Back(turn) if life == chair.life && chair.turn == Some(turn) => chair.turn = None,
+            Word::Wish(batch) if life == chair.life => chair.wish = batch.max(1),
+            Word::Back(turn) if life == chair.life && chair.turn == Some(turn) => (chair.turn, chair.wish) = (None, 0),
             _ => return Vec::new(),
         }
         self.offer()
@@ -100,15 +111,23 @@ impl Turns {
             return Vec::new();
         }
         let models = self.seats.len();
-        let wishes = |&index: &usize| self.seats[index].is_some_and(|chair| chair.wishes);
-        let Some(next) = (1..=models).map(|step| (self.last + step) % models).find(wishes) else { return Vec::new() };
+        // Who comes after the last is the first among equals.
+        let order = |index: usize| (index + models - self.last - 1) % models;
+        let rank = |chair: &Chair| if chair.passed >= PASSED_MAX { (true, 0) } else { (false, chair.wish) };
+        let wishes = self.seats.iter().enumerate().filter_map(|(index, chair)| Some((index, chair.as_ref()?)));
+        let wishes = wishes.filter(|(_, chair)| chair.wish > 0);
+        let first = wishes.min_by_key(|(index, chair)| (Reverse(rank(chair)), order(*index)));
+        let Some((next, _)) = first else { return Vec::new() };
         self.last = next;
         self.turns += 1;
         let (turn, together) = (self.turns, self.together);
+        for chair in self.seats.iter_mut().flatten() {
+            chair.passed = if chair.wish > 0 { chair.passed + 1 } else { 0 };
+        }
         let chosen = self.seats.iter_mut().enumerate().filter(|(index, _)| together || *index == next);
         let take = |(index, chair): (usize, &mut Option<Chair>)| {
             let chair = chair.as_mut()?;
-            (chair.wishes, chair.turn) = (false, Some(turn));
+            (chair.wish, chair.passed, chair.turn) = (0, 0, Some(turn));
             Some(Offer { model: ModelIdx(index as u8), life: chair.life, turn })
         };
         chosen.filter_map(take).collect()
@@ -138,25 +157,48 @@ mod tests {
     #[test]
     fn one_after_the_other() {
         let mut turns = turns(Execution::ModelSync);
-        assert_eq!(hear(&mut turns, 1, 1, Word::Wish), [], "not here");
-        assert_eq!(hear(&mut turns, 2, 1, Word::Wish), [(2, 1)]);
+        assert_eq!(hear(&mut turns, 1, 1, Word::Wish(1)), [], "not here");
+        assert_eq!(hear(&mut turns, 2, 1, Word::Wish(1)), [(2, 1)]);
         for model in [0, 2, 3] {
-            assert_eq!(hear(&mut turns, model, 1, Word::Wish), []);
+            assert_eq!(hear(&mut turns, model, 1, Word::Wish(1)), []);
         }
         assert_eq!(hear(&mut turns, 2, 1, Word::Back(7)), [], "another turn");
         assert_eq!(hear(&mut turns, 2, 1, Word::Back(1)), [(3, 2)]);
         assert_eq!(hear(&mut turns, 3, 2, Word::Reborn), [(0, 3)], "a lost turn is over");
-        assert_eq!(hear(&mut turns, 3, 1, Word::Wish), [], "an earlier life");
+        assert_eq!(hear(&mut turns, 3, 1, Word::Wish(1)), [], "an earlier life");
+        assert_eq!(hear(&mut turns, 2, 1, Word::Wish(1)), []);
         assert_eq!(hear(&mut turns, 0, 1, Word::Back(3)), [(2, 4)]);
         assert_eq!(hear(&mut turns, 2, 1, Word::Back(4)), [], "nobody wishes");
     }
 
     #[test]
+    fn the_largest_batch_goes_first_and_nobody_is_forgotten() {
+        let mut turns = turns(Execution::ModelSync);
+        assert_eq!(hear(&mut turns, 0, 1, Word::Wish(2)), [(0, 1)]);
+        assert_eq!(hear(&mut turns, 2, 1, Word::Wish(1)), []);
+        assert_eq!(hear(&mut turns, 3, 1, Word::Wish(2)), []);
+        assert_eq!(hear(&mut turns, 3, 1, Word::Wish(3)), [], "its batch has grown");
+        assert_eq!(hear(&mut turns, 0, 1, Word::Back(1)), [(3, 2)]);
+        // Model 2 wishes for a small batch, and the others for larger ones again and again.
+        let mut given = Vec::new();
+        for turn in 2..10 {
+            let (mine, other) = if turn % 2 == 0 { (3, 0) } else { (0, 3) };
+            let last = given.last().copied().unwrap_or(3);
+            hear(&mut turns, if last == mine { other } else { mine }, 1, Word::Wish(5));
+            let offers = hear(&mut turns, last, 1, Word::Back(turn));
+            assert_eq!(offers.len(), 1);
+            given.push(offers[0].0);
+        }
+        let first = given.iter().position(|&model| model == 2);
+        assert_eq!(first, Some(PASSED_MAX as usize - 1), "passed over once before: {given:?}");
+    }
+
+    #[test]
     fn all_together() {
         let mut turns = turns(Execution::StepSync);
-        assert_eq!(hear(&mut turns, 3, 1, Word::Wish), [(0, 1), (2, 1), (3, 1)]);
+        assert_eq!(hear(&mut turns, 3, 1, Word::Wish(1)), [(0, 1), (2, 1), (3, 1)]);
         assert_eq!(hear(&mut turns, 0, 1, Word::Back(1)), []);
-        assert_eq!(hear(&mut turns, 0, 1, Word::Wish), []);
+        assert_eq!(hear(&mut turns, 0, 1, Word::Wish(1)), []);
         assert_eq!(hear(&mut turns, 2, 2, Word::Reborn), []);
         assert_eq!(hear(&mut turns, 3, 1, Word::Back(1)), [(0, 2), (2, 2), (3, 2)]);
     }
@@ -180,7 +222,7 @@ mod tests {
         fn ask(&mut self) {
             if self.work > 0 && self.has.is_none() && !self.asked {
                 self.asked = true;
-                self.say(Word::Wish);
+                self.say(Word::Wish(self.work));
             }
         }
 

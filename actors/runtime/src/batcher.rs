@@ -31,8 +31,8 @@ enum Turn {
     Always,
     /// Models take turns and this one has none, nor has it asked for one.
     None,
-    /// It has asked.
-    Asked,
+    /// It has asked, for a batch of so many.
+    Asked(u32),
     /// It has the turn of this number, until its step is over.
     Mine(u64),
 }
@@ -76,9 +76,9 @@ impl Batcher {
             return;
         }
         let (now, rows_max) = (self.place.clock.now(), self.place.limits().rows_max as usize);
-        if matches!(self.turn, Turn::None | Turn::Asked) {
+        if matches!(self.turn, Turn::None | Turn::Asked(_)) {
             return match self.gate.outlook(now, rows_max) {
-                Verdict::Go(..) => self.ask(),
+                Verdict::Go(..) => self.ask(rows_max),
                 Verdict::WaitUntil(moment) => self.wake_at(moment, ctx),
                 Verdict::Idle => {}
             };
@@ -124,10 +124,11 @@ impl Batcher {
         }
     }
 
-    fn ask(&mut self) {
-        if self.turn == Turn::None {
-            self.turn = Turn::Asked;
-            self.place.post(&self.place.children.inter_model, Say(Word::Wish));
+    fn ask(&mut self, rows_max: usize) {
+        let batch = self.gate.len().min(rows_max) as u32;
+        if self.turn != Turn::Asked(batch) {
+            self.turn = Turn::Asked(batch);
+            self.place.post(&self.place.children.inter_model, Say(Word::Wish(batch)));
         }
     }
 

@@ -226,9 +226,8 @@ fn usable_cores(model: &Model) -> Result<(), String> {
 /// The loader's options for a model of the launch file.
 fn options(model: &Model, inspection: &Inspection, live_max: u32) -> Result<LoadOptions, LoadError> {
     let cores = model.cores.as_ref().map(|cores| cores.iter().map(|core| *core as usize).collect::<Vec<_>>());
-    let threads = model.threads.map_or_else(|| cores.as_ref().map_or(0, Vec::len), |threads| threads as usize);
     Ok(LoadOptions {
-        threads,
+        threads: super::cores::threads(model),
         cores,
         kv: kv_memory(model, &inspection.config, live_max)?,
         kv_format: kv_format(model),

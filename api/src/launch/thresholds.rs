@@ -1,10 +1,10 @@
 //! Delayed batching as a launch file asks for it: thresholds as given, planned from a profile, or planned from what the
 //! algorithm expects. Owner: the launcher. Invariant: where thresholds come from is said in the log.
 
+use super::cores;
 use std::time::{Duration, Instant};
-use tokenrouter_config::{self as config, ConfigError, LaunchFile, Policy};
+use tokenrouter_config::{ConfigError, LaunchFile, Policy};
 use tokenrouter_core::batching::{Batching, PolicySpec};
-use tokenrouter_core::execution::Execution;
 use tokenrouter_core::routing::Algorithm;
 use tokenrouter_core::theory::adapt::{PLANNED_MAX, budget};
 use tokenrouter_core::theory::observe::Behaviour;
@@ -54,12 +54,7 @@ pub(super) fn batching(file: &LaunchFile, known: &Known<'_>) -> Result<Batching,
     Ok(Batching {
         policy,
         max_wait: Duration::from_millis(asked.max_wait_ms),
-        execution: match asked.execution {
-            config::Execution::Async => Execution::Async,
-            config::Execution::ModelSync => Execution::ModelSync,
-            config::Execution::StepSync => Execution::StepSync,
-            config::Execution::StdServing => Execution::StdServing,
-        },
+        execution: cores::execution(file),
         prefill_ahead: asked.prefill_ahead,
         adaptive: asked.policy == Policy::Adaptive,
     })

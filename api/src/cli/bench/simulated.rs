@@ -156,7 +156,7 @@ fn behaviours(algorithm: &dyn Algorithm, workers: u32) -> Vec<Behaviour> {
 
 fn execution(row: Row) -> Execution {
     match row.execution() {
-        config::Execution::Async => Execution::Async,
+        config::Execution::Auto | config::Execution::Async => Execution::Async,
         config::Execution::ModelSync => Execution::ModelSync,
         config::Execution::StepSync => Execution::StepSync,
         config::Execution::StdServing => Execution::StdServing,

@@ -72,6 +72,8 @@ def process(command, port, health):
                     if probe.getresponse().status == 200:
                         break
                 time.sleep(0.05)
+            else:
+                raise SystemExit(f"{health} of port {port} never answered 200")
             yield
         finally:
             server.terminate()
@@ -159,7 +161,7 @@ def ours(args, prompts, model, algorithm, params):
     with tempfile.TemporaryDirectory() as folder:
         launch = Path(folder) / "launch.toml"
         launch.write_text("\n".join(lines) + "\n")
-        with process([args.tokenrouter, "serve", "--config", launch], args.port, "/ready"):
+        with process([args.tokenrouter, "serve", "--config", launch], args.port, "/v1/models"):
 
             def work(index):
                 body = {"model": model, "prompt": prompts[index], "max_tokens": args.tokens, "temperature": 0}

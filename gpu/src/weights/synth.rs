@@ -20,6 +20,8 @@ const ALIGNMENT: u64 = 32;
 const LOGIT_DEVIATION: f32 = 2.0;
 /// Control tokens, after the 256 bytes.
 const CONTROL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+/// `tokenizer.ggml.token_type` of a normal, a control and an unused token.
+const KINDS: [i32; 3] = [1, 3, 5];
 /// ChatML, as Qwen's models use it.
 const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + \
 '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
@@ -212,7 +214,7 @@ impl Synth {
     }
 
     fn metadata(&self) -> Vec<(String, Vec<u8>)> {
-        let Shape { hidden, layers, heads, kv_heads, head_dim, ffn, context, .. } = self.shape;
+        let Shape { hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context } = self.shape;
         let mut all = vec![("general.architecture".to_owned(), typed_text("qwen3"))];
         let mut number = |key: &str, value: usize| all.push((key.to_owned(), typed(4, &(value as u32).to_le_bytes())));
         for (key, value) in [
@@ -231,9 +233,22 @@ impl Synth {
         let float = |value: f32| typed(6, &value.to_le_bytes());
         all.push(("qwen3.rope.freq_base".into(), float(1e6)));
         all.push(("qwen3.attention.layer_norm_rms_epsilon".into(), float(1e-6)));
-        let bytes = (0..=255u8).map(|byte| shown(byte).to_string());
-        let tokens: Vec<String> = bytes.chain(CONTROL.iter().map(|name| (*name).to_owned())).collect();
-        let kinds: Vec<u8> = (0..tokens.len()).flat_map(|id| if id < 256 { 1i32 } else { 3 }.to_le_bytes()).collect();
+        let mut tokens: Vec<String> = (0..=255u8).map(|byte| shown(byte).to_string()).collect();
+        tokens.extend(CONTROL.iter().map(|name| (*name).to_owned()));
+        let real = tokens.len();
+        // Other readers want a text for each row of the embedding.
+        tokens.extend((real..vocab).map(|id| format!("[PAD{id}]")));
+        let [normal, control, unused] = KINDS;
+        let kind = |id| {
+            if id < 256 {
+                normal
+            } else if id < real {
+                control
+            } else {
+                unused
+            }
+        };
+        let kinds: Vec<u8> = (0..tokens.len()).flat_map(|id| kind(id).to_le_bytes()).collect();
         let mut texts = Vec::new();
         tokens.iter().for_each(|token| text(&mut texts, token));
         let list = |kind: u32, count: usize, bytes: &[u8]| {

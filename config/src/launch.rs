@@ -93,7 +93,8 @@ pub struct Model {
     /// default [`DEFAULT_KV_BYTES`].
     #[serde(flatten)]
     pub kv: KvBudget,
-    /// Number format of keys and values, `f16` or `f32`; default `f16`.
+    /// Number format of keys and values: `f16`, `bf16`, `f32` or `q8`; default `f16`. `q8` holds 1.8 times the tokens of
+    /// `f16` in the same memory; docs/kv-cache.md says what each costs.
     pub kv_format: KvFormat,
     /// Longest sequence in tokens; default: what the model was made for, never more.
     pub context_length: Option<u32>,
@@ -137,12 +138,28 @@ impl Serialize for KvBudget {
 
 /// Number format of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "lowercase")]
 pub enum KvFormat {
     /// IEEE half precision.
     F16,
+    /// The upper half of IEEE single precision.
+    Bf16,
     /// IEEE single precision.
     F32,
+    /// 8-bit codes with a scale for each 16 dimensions of a head.
+    Q8,
+}
+
+impl KvFormat {
+    /// As in a launch file.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvFormat::F16 => "f16",
+            KvFormat::Bf16 => "bf16",
+            KvFormat::F32 => "f32",
+            KvFormat::Q8 => "q8",
+        }
+    }
 }
 
 /// `[router]`: who decides which model makes the next token. May be left out of a file with one model.

@@ -109,7 +109,7 @@ fn model(doc: &mut Document<'_>, (index, item): (usize, &Value<'_>), folder: &Pa
     let place = fields.required::<String>(doc, "path", "\"FOLDER\", \"FILE.gguf\" or \"hf:owner/name\"")?;
     let source = Source::parse(&place, folder)
         .map_err(|problem| doc.places.error(&join(&path, "path"), format!("{path}.path {problem}")))?;
-    let formats = [("f16", KvFormat::F16), ("f32", KvFormat::F32)];
+    let formats = [KvFormat::F16, KvFormat::Bf16, KvFormat::F32, KvFormat::Q8].map(|format| (format.name(), format));
     let model = Model {
         path: source,
         device: fields.choice(doc, "device", &[("cpu", Device::Cpu)])?.unwrap_or(Device::Cpu),

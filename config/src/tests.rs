@@ -80,6 +80,16 @@ fn the_effective_file_reads_back_the_same() {
 }
 
 #[test]
+fn formats_of_keys_and_values_read_back() {
+    for format in ["f16", "bf16", "f32", "q8"] {
+        let text = format!("[[models]]\nname = \"m\"\npath = \"m.gguf\"\nkv_format = \"{format}\"\n");
+        let file = parse(&text).expect("a good file");
+        assert_eq!(file.models[0].kv_format.name(), format);
+        assert!(file.to_toml().contains(&format!("kv_format = \"{format}\"")), "{}", file.to_toml());
+    }
+}
+
+#[test]
 fn one_model_needs_no_router() {
     let file = parse("[[models]]\nname = \"m\"\npath = \"m.gguf\"\n").expect("a good file");
     assert_eq!((file.router.algorithm.as_str(), file.router.name.as_str()), ("stay", "tokenrouter"));
@@ -126,6 +136,11 @@ fn wrong_files_are_refused_with_line_and_remedy() {
         ),
         ("[0, 1]", "[\"a\"]", "13:9: models[1].cores holds an entry of another type; each must be a whole number"),
         ("\"fixed\"", "\"fixd\"", "25:10: batching.policy = \"fixd\" is unknown; did you mean `fixed`?"),
+        (
+            "threads = 2",
+            "kv_format = \"fp8\"",
+            "7:13: models[0].kv_format = \"fp8\" is unknown; valid: f16, bf16, f32, q8",
+        ),
         ("threads = 2", "device = \"cuda\"", "7:10: models[0].device = \"cuda\" is unknown; valid: cpu"),
         // missing fields
         ("name = \"large\"\n", "", "4:1: [[models]] has no `name`; add name = \"small\""),

@@ -48,7 +48,7 @@ impl Default for LoadOptions {
             threads: 0,
             cores: None,
             kv: KvMemory::Bytes(512 << 20),
-            kv_format: KvFormat::F16,
+            kv_format: KvFormat::default(),
             context_len: None,
             rows_max: 64,
             step_tokens_max: 512,

@@ -78,7 +78,7 @@ fn a_step_allocates_its_answer_and_nothing_else() {
                 kv: KvMemory::Pages(4 * 64),
                 rows_max: 64,
                 step_tokens_max: 512,
-                ..options(threads, KvFormat::F16)
+                ..options(threads, if quantised { KvFormat::Q8 } else { KvFormat::F16 })
             };
             let model = match quantised {
                 true => load(&path, &options, &mut |_| ()).unwrap(),

@@ -16,7 +16,7 @@ fn runner(shape: &Tiny, threads: usize, kv: KvFormat) -> Runner<Cpu> {
 #[test]
 fn chunks_threads_and_company_do_not_change_a_bit() {
     for shape in Tiny::variants() {
-        for kv in [KvFormat::F16, KvFormat::F32] {
+        for kv in KvFormat::ALL {
             let tokens = random_tokens(1, 45, shape.vocab);
             let whole = bits(&logits_in_chunks(&mut runner(&shape, 1, kv), &tokens, 45));
             for threads in 1..=3 {

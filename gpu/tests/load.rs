@@ -42,6 +42,10 @@ fn limits_follow_the_options() {
     assert_eq!((limits.pages, limits.context_len, limits.rows_max, limits.step_tokens_max), (10, 100, 8, 128));
     let wide = try_load(&LoadOptions { kv, ..options(1, KvFormat::F32) }).unwrap();
     assert_eq!(wide.limits().pages, 5);
+    let narrow = try_load(&LoadOptions { kv, ..options(1, KvFormat::Q8) }).unwrap();
+    // 18 bytes for 16 numbers of a head: two layers, two heads, keys and values.
+    assert_eq!((narrow.info().kv_bytes_per_token, narrow.limits().pages), (8 * 18, 17));
+    assert_eq!(narrow.work().kv_bytes, 8 * 18);
 }
 
 #[test]

@@ -259,7 +259,9 @@ fn kv_memory(model: &Model, config: &ModelConfig, live_max: u32) -> Result<KvMem
 fn kv_format(model: &Model) -> KvFormat {
     match model.kv_format {
         tokenrouter_config::KvFormat::F16 => KvFormat::F16,
+        tokenrouter_config::KvFormat::Bf16 => KvFormat::BF16,
         tokenrouter_config::KvFormat::F32 => KvFormat::F32,
+        tokenrouter_config::KvFormat::Q8 => KvFormat::Q8,
     }
 }
 

@@ -1,5 +1,5 @@
-//! Perplexity beside llama.cpp's on the same token ids: `perplexity MODEL WINDOWS.json [THREADS]`, where `reference.py`
-//! (beside this file) wrote the windows and llama.cpp's answer. The first half of a window is the context, each token of
+//! Perplexity beside llama.cpp's on the same token ids: `perplexity MODEL WINDOWS.json [THREADS [KV_FORMAT]]`, where
+//! `reference.py` (beside this file) wrote the windows and llama.cpp's answer. The first half of a window is the context, each token of
 //! the second half is predicted from all before it; the windows of a group decode as one batch.
 //!
 //! Errors unless the two differ by at most 0.5 %.
@@ -11,6 +11,7 @@ use tokenrouter_core::executor::{Draw, Executor, Needs, PAGE_TOKENS, Row, Step};
 use tokenrouter_core::ids::{RequestId, TokenId};
 use tokenrouter_gpu::cpu::Cpu;
 use tokenrouter_gpu::load::{KvMemory, LoadOptions, load};
+use tokenrouter_gpu::ops::KvFormat;
 use tokenrouter_gpu::runner::Runner;
 
 /// Windows that decode together.
@@ -22,15 +23,16 @@ type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [model, windows, threads @ ..] = &arguments[..] else {
-        return Err("usage: perplexity MODEL WINDOWS.json [THREADS]".into());
+    let [model, windows, more @ ..] = &arguments[..] else {
+        return Err("usage: perplexity MODEL WINDOWS.json [THREADS [KV_FORMAT]]".into());
     };
     let reference: Value = serde_json::from_str(&std::fs::read_to_string(windows)?)?;
     let windows: Vec<Vec<TokenId>> = serde_json::from_value(reference["windows"].clone())?;
     let context = windows.first().ok_or("no windows")?.len();
     let pages = context.div_ceil(PAGE_TOKENS) as u32;
     let options = LoadOptions {
-        threads: threads.first().map_or(Ok(0), |text| text.parse())?,
+        threads: more.first().map_or(Ok(0), |text| text.parse())?,
+        kv_format: more.get(1).map_or(Ok(KvFormat::default()), |text| text.parse())?,
         kv: KvMemory::Pages(GROUP as u32 * pages),
         context_len: Some(context as u32),
         step_tokens_max: context as u32,

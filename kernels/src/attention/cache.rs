@@ -1,54 +1,20 @@
 //! The KV cache: pages of 16 tokens for all layers of a model.
 //!
 //! Owner: an executor. Invariant: a page of a layer holds for each head its keys transposed, `[head_dim][16]`, so that
-//! one vector holds 16 positions, then its values, `[16][head_dim]`.
+//! one vector holds 16 positions, then its values, `[16][head_dim]`; the scales of a format that has them follow the
+//! keys, and the values.
 
 use super::Segment;
+use super::format::KvFormat;
 use crate::memory::{Buffer, Disjoint};
+use crate::simd::{self, Kernel, Simd};
 use crate::{KernelError, Pool};
-use half::{bf16, f16};
 use std::ops::Range;
 
 /// Tokens per page.
 pub const PAGE_TOKENS: usize = 16;
 /// Largest head that the kernels have room for.
 pub(super) const HEAD_DIM_MAX: usize = 256;
-
-/// How keys and values are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum KvFormat {
-    /// 2 bytes, rounded to nearest; magnitudes beyond 65504 become 65504.
-    #[default]
-    F16,
-    /// 2 bytes with the range of f32, rounded to nearest.
-    BF16,
-    /// 4 bytes, as computed.
-    F32,
-}
-
-impl KvFormat {
-    /// Bytes per value.
-    pub fn bytes(self) -> usize {
-        match self {
-            KvFormat::F16 | KvFormat::BF16 => 2,
-            KvFormat::F32 => 4,
-        }
-    }
-
-    fn write(self, value: f32, to: &mut [u8]) {
-        match self {
-            KvFormat::F16 => {
-                let bound = f16::MAX.to_f32();
-                to.copy_from_slice(&f16::from_f32(value.clamp(-bound, bound)).to_le_bytes());
-            }
-            KvFormat::BF16 => {
-                let bound = bf16::MAX.to_f32();
-                to.copy_from_slice(&bf16::from_f32(value.clamp(-bound, bound)).to_le_bytes());
-            }
-            KvFormat::F32 => to.copy_from_slice(&value.to_le_bytes()),
-        }
-    }
-}
 
 /// Size of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +51,7 @@ impl KvShape {
 
     /// Bytes of the keys (or values) of one head in one page.
     fn head_bytes(&self) -> usize {
-        self.head_dim * PAGE_TOKENS * self.format.bytes()
+        PAGE_TOKENS * self.format.row_bytes(self.head_dim)
     }
 }
 
@@ -135,7 +101,7 @@ impl KvCache {
         start..start + bytes
     }
 
-    /// Keys `[head_dim][16]` and values `[16][head_dim]` of one head in one page.
+    /// Keys `[head_dim][16]` and values `[16][head_dim]` of one head in one page, each with its scales behind.
     #[inline(always)]
     pub(super) fn keys_and_values(&self, layer: usize, page: u32, head: usize) -> (&[u8], &[u8]) {
         self.data[self.head(layer, page, head)].split_at(self.shape.head_bytes())
@@ -170,30 +136,43 @@ pub fn write_kv(pool: &Pool, cache: &mut KvCache, new: KvRows<'_>) {
     let data = Disjoint::new(&mut cache.data[layer..layer + page_bytes * shape.pages]);
     // A task takes whole heads, so that rows that share a page are written by one worker.
     pool.run_ranges(shape.kv_heads, (4096 / (rows * shape.head_dim).max(1)).max(1), &|heads| {
+        simd::run(pool.isa(), Write { shape, new: &new, data: &data, heads });
+    });
+}
+
+/// The rows of some heads. A kernel only so that the compiler may use all vector instructions of the machine.
+struct Write<'a> {
+    shape: KvShape,
+    new: &'a KvRows<'a>,
+    /// The layer.
+    data: &'a Disjoint<'a, u8>,
+    heads: Range<usize>,
+}
+
+impl Kernel for Write<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _s: S) {
+        let Write { shape, new, data, heads } = self;
+        let KvShape { kv_heads, head_dim, format, .. } = shape;
+        let (width, side_bytes) = (kv_heads * head_dim, shape.head_bytes());
         for head in heads {
             let mut row = 0;
             for segment in new.segments {
                 for position in segment.position..segment.positions() {
                     let page = segment.pages[position / PAGE_TOKENS] as usize;
-                    let start = page * page_bytes + head * 2 * shape.head_bytes();
+                    let start = (page * kv_heads + head) * 2 * side_bytes;
                     // SAFETY: the ranges of different heads are disjoint, and each head belongs to one task.
-                    let to = unsafe { data.part(start..start + 2 * shape.head_bytes()) };
-                    let from = row * width + head * shape.head_dim..row * width + (head + 1) * shape.head_dim;
-                    write_token(shape, position % PAGE_TOKENS, (&new.k[from.clone()], &new.v[from]), to);
+                    let to = unsafe { data.part(start..start + 2 * side_bytes) };
+                    let (keys, values) = to.split_at_mut(side_bytes);
+                    let from = row * width + head * head_dim..row * width + (head + 1) * head_dim;
+                    let slot = position % PAGE_TOKENS;
+                    format.write(&new.k[from.clone()], (slot, keys), |i| i * PAGE_TOKENS + slot);
+                    format.write(&new.v[from], (slot, values), |i| slot * head_dim + i);
                     row += 1;
                 }
             }
         }
-    });
-}
-
-fn write_token(shape: KvShape, slot: usize, (k, v): (&[f32], &[f32]), to: &mut [u8]) {
-    let bytes = shape.format.bytes();
-    let (keys, values) = to.split_at_mut(shape.head_bytes());
-    for (k, to) in k.iter().zip(keys.chunks_exact_mut(PAGE_TOKENS * bytes)) {
-        shape.format.write(*k, &mut to[slot * bytes..][..bytes]);
-    }
-    for (v, to) in v.iter().zip(values[slot * shape.head_dim * bytes..].chunks_exact_mut(bytes)) {
-        shape.format.write(*v, to);
     }
 }

@@ -2,10 +2,11 @@
 //! al., 2022).
 //!
 //! Owner: one task of [`super::attend`]. Invariant: what happens to a query does not depend on the others of its tile:
-//! dot products sum even and odd dimensions apart; positions come in ascending blocks of 64; sums of weights keep a
-//! lane per position modulo 16.
+//! dot products sum even and odd dimensions apart (with scales: for each group of dimensions, then the groups in order);
+//! positions come in ascending blocks of 64; sums of weights keep a lane per position modulo 16.
 
 use super::cache::{HEAD_DIM_MAX, PAGE_TOKENS};
+use super::format::{GROUP, SCALE_BYTES};
 use super::{BLOCK, KvCache, QUERIES, Segment};
 use crate::memory::Disjoint;
 use crate::simd::math::exp;
@@ -162,14 +163,36 @@ impl<V: Value> Typed<'_, V> {
     fn scores<S: Simd, const R: usize>(&self, s: S, page: usize, q: &[[f32; HEAD_DIM_MAX]; R]) -> [S::F; R] {
         let tile = &self.tile;
         let (keys, _) = tile.cache.keys_and_values(tile.layer, tile.segment.pages[page], tile.head);
+        if !V::SCALED {
+            return self.dot(s, keys, (q, 0));
+        }
+        let (codes, scales) = keys.split_at(tile.cache.shape().head_dim * LANES * V::BYTES);
+        let mut scores = [s.splat(0.0); R];
+        for (group, codes) in codes.chunks(GROUP * LANES * V::BYTES).enumerate() {
+            let (found, scale) = (self.dot(s, codes, (q, group * GROUP)), group_scales(s, scales, group));
+            unrolled!(R, |r| scores[r] = s.fma(found[r], scale, scores[r]));
+        }
+        scores
+    }
+
+    /// `q . k` over the dimensions of `keys`, the first of which is `first`.
+    #[inline(always)]
+    fn dot<S: Simd, const R: usize>(
+        &self,
+        s: S,
+        keys: &[u8],
+        (q, first): (&[[f32; HEAD_DIM_MAX]; R], usize),
+    ) -> [S::F; R] {
         let mut even = [s.splat(0.0); R];
         let mut odd = [s.splat(0.0); R];
         // The head size is a multiple of 16, so dimensions come in pairs.
         for (pair, keys) in keys.chunks_exact(2 * LANES * V::BYTES).enumerate().take(HEAD_DIM_MAX / 2) {
             let (a, b) = (V::load(s, keys), V::load(s, &keys[LANES * V::BYTES..]));
+            // Never beyond the end; the remainder only shows that to the compiler.
+            let dim = (first + 2 * pair) % HEAD_DIM_MAX;
             unrolled!(R, |r| {
-                even[r] = s.fma(a, s.splat(q[r][2 * pair]), even[r]);
-                odd[r] = s.fma(b, s.splat(q[r][2 * pair + 1]), odd[r]);
+                even[r] = s.fma(a, s.splat(q[r][dim]), even[r]);
+                odd[r] = s.fma(b, s.splat(q[r][(dim + 1) % HEAD_DIM_MAX]), odd[r]);
             });
         }
         for r in 0..R {
@@ -185,15 +208,25 @@ impl<V: Value> Typed<'_, V> {
         let tile = &self.tile;
         let dim = tile.cache.shape().head_dim;
         let (_, values) = tile.cache.keys_and_values(tile.layer, tile.segment.pages[page], tile.head);
-        let weights = &state.weights[page % PAGES];
-        let seen = |r: usize| state.visible[r].saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
+        let (values, scales) = values.split_at(dim * LANES * V::BYTES);
+        let Running { visible, value, weights, .. } = state;
+        let weights = &weights[page % PAGES];
+        let mut scaled = [[0.0; PAGE_TOKENS]; R];
+        let seen = |r: usize| visible[r].saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
         // The first query of a tile sees least.
         let all = seen(0);
         for chunk in 0..dim / LANES {
+            if V::SCALED && (chunk * LANES).is_multiple_of(GROUP) {
+                let scale = group_scales(s, scales, chunk * LANES / GROUP);
+                for r in 0..R {
+                    s.store(s.mul(s.load(&weights[r]), scale), &mut scaled[r]);
+                }
+            }
+            let weights = if V::SCALED { &scaled } else { weights };
             let row = |slot: usize| V::load(s, &values[(slot * dim + chunk * LANES) * V::BYTES..]);
             let mut acc = [s.splat(0.0); R];
             for r in 0..R {
-                acc[r] = s.load(&state.value[r].as_chunks::<LANES>().0[chunk]);
+                acc[r] = s.load(&value[r].as_chunks::<LANES>().0[chunk]);
             }
             for slot in 0..all {
                 let v = row(slot);
@@ -203,8 +236,14 @@ impl<V: Value> Typed<'_, V> {
                 for slot in all..seen(r) {
                     acc[r] = s.fma(row(slot), s.splat(weights[r][slot]), acc[r]);
                 }
-                s.store(acc[r], &mut state.value[r].as_chunks_mut::<LANES>().0[chunk]);
+                s.store(acc[r], &mut value[r].as_chunks_mut::<LANES>().0[chunk]);
             }
         }
     }
+}
+
+/// Scales of a group of dimensions for the 16 positions of a page.
+#[inline(always)]
+fn group_scales<S: Simd>(s: S, scales: &[u8], group: usize) -> S::F {
+    s.load_bf16(&scales[group * LANES * SCALE_BYTES..].as_chunks().0[0])
 }

@@ -7,12 +7,14 @@
 
 mod cache;
 mod flash;
+mod format;
 
 use crate::Pool;
 use crate::memory::Disjoint;
-use crate::simd::value::{BF16, F16, F32};
+use crate::simd::value::{BF16, F16, F32, I8};
 use crate::simd::{self};
-pub use cache::{KvCache, KvFormat, KvRows, KvShape, PAGE_TOKENS, write_kv};
+pub use cache::{KvCache, KvRows, KvShape, PAGE_TOKENS, write_kv};
+pub use format::KvFormat;
 
 /// Positions that share one step of the running softmax.
 pub const BLOCK: usize = 4 * PAGE_TOKENS;
@@ -89,6 +91,7 @@ pub fn attend(pool: &Pool, cache: &KvCache, attend: Attend<'_>) {
                     KvFormat::F16 => simd::run(pool.isa(), flash::Typed::<F16>::new(tile)),
                     KvFormat::BF16 => simd::run(pool.isa(), flash::Typed::<BF16>::new(tile)),
                     KvFormat::F32 => simd::run(pool.isa(), flash::Typed::<F32>::new(tile)),
+                    KvFormat::Q8 => simd::run(pool.isa(), flash::Typed::<I8>::new(tile)),
                 }
                 return;
             }

@@ -88,20 +88,16 @@ impl Case {
         outputs
     }
 
-    fn reference(&self, s: &Sequence) -> Vec<f64> {
+    /// Attention in f64 over what `stored` makes of the key (or value) of a token in a head.
+    fn reference(&self, s: &Sequence, stored: &dyn Fn(&[f32]) -> Vec<f64>) -> Vec<f64> {
         let (dim, group) = (self.shape.head_dim, self.heads / self.shape.kv_heads);
-        let stored = |x: f32| match self.shape.format {
-            KvFormat::F16 => f64::from(f16::from_f32(x).to_f32()),
-            KvFormat::BF16 => f64::from(bf16::from_f32(x).to_f32()),
-            KvFormat::F32 => f64::from(x),
-        };
         let mut out = Vec::new();
         for p in 0..s.tokens {
             for h in 0..self.heads {
                 let q = &s.q[(p * self.heads + h) * dim..][..dim];
                 let row = |x: &[f32], t: usize| {
                     let start = (t * self.shape.kv_heads + h / group) * dim;
-                    x[start..start + dim].iter().map(|v| stored(*v)).collect::<Vec<f64>>()
+                    stored(&x[start..start + dim])
                 };
                 let score = |t: usize| -> f64 {
                     row(&s.k, t).iter().zip(q).map(|(k, q)| k * f64::from(*q)).sum::<f64>() * f64::from(self.scale())
@@ -121,12 +117,31 @@ impl Case {
     }
 }
 
+/// What a format keeps of the key (or value) of a token in a head.
+fn stored(format: KvFormat, row: &[f32]) -> Vec<f64> {
+    let each = |f: fn(f32) -> f64| row.iter().map(|x| f(*x)).collect();
+    match format {
+        KvFormat::F16 => each(|x| f16::from_f32(x).to_f64()),
+        KvFormat::BF16 => each(|x| bf16::from_f32(x).to_f64()),
+        KvFormat::F32 => each(f64::from),
+        KvFormat::Q8 => row.chunks(16).flat_map(codes_times_scale).collect(),
+    }
+}
+
+fn codes_times_scale(group: &[f32]) -> Vec<f64> {
+    let exact = group.iter().fold(0.0_f32, |m, x| m.max(x.abs())) / 127.0;
+    let nearest = bf16::from_f32(exact);
+    let scale = if nearest.to_f32() < exact { bf16::from_bits(nearest.to_bits() + 1) } else { nearest }.to_f32();
+    group.iter().map(|x| f64::from((x / scale).round_ties_even()) * f64::from(scale)).collect()
+}
+
 #[test]
 fn attention_equals_its_definition() {
     let mut random = Random::new(20);
-    for round in 0..6 {
-        let case = case(&mut random, [KvFormat::F16, KvFormat::BF16, KvFormat::F32][round % 3]);
-        let expected: Vec<Vec<f64>> = case.sequences.iter().map(|s| case.reference(s)).collect();
+    for round in 0..8 {
+        let case = case(&mut random, KvFormat::ALL[round % 4]);
+        let expected: Vec<Vec<f64>> =
+            case.sequences.iter().map(|s| case.reference(s, &|row| stored(case.shape.format, row))).collect();
         let mut first: Option<Vec<Vec<u32>>> = None;
         for pool in pools() {
             let found = case.run(&pool, &mut |_| usize::MAX);
@@ -139,11 +154,36 @@ fn attention_equals_its_definition() {
     }
 }
 
+/// With keys off by `k` and values by `v` at most, scores are off by e = scale k sum |q|, so weights change by factors
+/// between `exp(-2 e)` and `exp(2 e)`, and their mean by no more than the bound here.
+#[test]
+fn codes_are_as_near_as_their_scales_say() {
+    let mut random = Random::new(24);
+    for _ in 0..2 {
+        let case = case(&mut random, KvFormat::Q8);
+        let found = case.run(&pool(2, crate::sys::Isa::detect()), &mut |_| usize::MAX);
+        for (s, found) in case.sequences.iter().zip(&found) {
+            let exact = case.reference(s, &|row| stored(KvFormat::F32, row));
+            let largest = |x: &[f32]| x.iter().fold(0.0_f64, |m, v| m.max(f64::from(v.abs())));
+            let half_a_scale = |x: &[f32]| largest(x) / 127.0 * (1.0 + 1.0 / 127.0) / 2.0;
+            let (k, v) = (half_a_scale(&s.k), half_a_scale(&s.v));
+            for (query, (q, rows)) in s.q.chunks(case.shape.head_dim).zip(found.chunks(case.shape.head_dim)).enumerate()
+            {
+                let e = f64::from(case.scale()) * k * q.iter().map(|q| f64::from(q.abs())).sum::<f64>();
+                let bound = ((2.0 * e).exp() - 1.0) * (largest(&s.v) + v) + v + 3e-6;
+                for (found, exact) in rows.iter().zip(&exact[query * case.shape.head_dim..]) {
+                    assert!((f64::from(*found) - exact).abs() < bound, "{found} {exact} {bound} {:?}", case.shape);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn chunks_and_batches_change_no_bit() {
     let mut random = Random::new(21);
-    for round in 0..3 {
-        let case = case(&mut random, [KvFormat::F16, KvFormat::BF16, KvFormat::F32][round % 3]);
+    for round in 0..4 {
+        let case = case(&mut random, KvFormat::ALL[round]);
         for isa in isas() {
             let whole = case.run(&pool(1, isa), &mut |_| usize::MAX);
             let decode = case.run(&pool(2, isa), &mut |_| 1);
@@ -161,7 +201,12 @@ fn chunks_and_batches_change_no_bit() {
 #[test]
 fn a_copied_page_serves_like_the_first() {
     let mut random = Random::new(22);
-    let case = case(&mut random, KvFormat::F16);
+    for format in KvFormat::ALL {
+        copied_page(&case(&mut random, format));
+    }
+}
+
+fn copied_page(case: &Case) {
     let s = &case.sequences[0];
     let pool = pool(1, crate::sys::Isa::detect());
     let mut cache = case.cache();
@@ -190,17 +235,34 @@ fn large_values_saturate() {
     assert_eq!(mean_of_one(KvFormat::F16, 1e6), [65504.0; 16]);
     assert_eq!(mean_of_one(KvFormat::BF16, f32::MAX), [bf16::MAX.to_f32(); 16]);
     assert_eq!(mean_of_one(KvFormat::F32, f32::MAX), [f32::MAX; 16]);
+    assert!(mean_of_one(KvFormat::Q8, f32::MAX).iter().all(|v| (v / 2f32.powi(127) - 1.0).abs() < 0.01));
+}
+
+#[test]
+fn a_nan_stays_one() {
+    for format in KvFormat::ALL {
+        assert!(mean_of_one(format, f32::NAN).iter().all(|v| v.is_nan()), "{format:?}");
+        let mut row = [1.0; 32];
+        row[3] = f32::NAN;
+        assert!(mean_of(format, &row, &[1.0; 32]).iter().all(|v| v.is_nan()), "a key, {format:?}");
+        assert!(mean_of(format, &[1.0; 32], &row)[3].is_nan(), "a value, {format:?}");
+    }
 }
 
 /// What attention makes of a single value.
 fn mean_of_one(format: KvFormat, v: f32) -> [f32; 16] {
-    let shape = KvShape { layers: 1, pages: 1, kv_heads: 1, head_dim: 16, format };
+    mean_of(format, &[1.0; 16], &[v; 16])
+}
+
+/// What attention makes of a single token.
+fn mean_of<const N: usize>(format: KvFormat, k: &[f32; N], v: &[f32; N]) -> [f32; N] {
+    let shape = KvShape { layers: 1, pages: 1, kv_heads: 1, head_dim: N, format };
     let mut cache = KvCache::new(shape).unwrap();
     let pool = pool(1, crate::sys::Isa::detect());
     let segments = &[Segment { rows: 1, position: 0, pages: &[0] }];
-    write_kv(&pool, &mut cache, KvRows { layer: 0, k: &[1.0; 16], v: &[v; 16], segments });
-    let mut out = [0.0; 16];
-    attend(&pool, &cache, Attend { layer: 0, heads: 1, scale: 1.0, q: &[1.0; 16], segments, out: &mut out });
+    write_kv(&pool, &mut cache, KvRows { layer: 0, k, v, segments });
+    let mut out = [0.0; N];
+    attend(&pool, &cache, Attend { layer: 0, heads: 1, scale: 1.0, q: &[1.0; N], segments, out: &mut out });
     out
 }
 
@@ -208,6 +270,7 @@ fn mean_of_one(format: KvFormat, v: f32) -> [f32; 16] {
 fn impossible_shapes_are_refused() {
     let shape = KvShape { layers: 1, pages: 1, kv_heads: 1, head_dim: 64, format: KvFormat::F16 };
     assert_eq!(shape.page_bytes(), Ok(64 * 16 * 2 * 2));
+    assert_eq!(KvShape { format: KvFormat::Q8, ..shape }.page_bytes(), Ok((64 + 2 * 4) * 16 * 2));
     assert!(KvCache::new(KvShape { head_dim: 40, ..shape }).is_err());
     assert!(KvCache::new(KvShape { head_dim: 272, ..shape }).is_err());
     assert!(KvCache::new(KvShape { pages: 0, ..shape }).is_err());

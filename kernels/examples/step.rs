@@ -43,7 +43,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         println!();
     }
-    println!("empty job of 16 tasks: {:.2} us", best_us(|| pool.run(16, &|_| ())));
+    let empty = (0..200).map(|_| us(|| pool.run(16, &|_| ()))).fold(f64::INFINITY, f64::min);
+    println!("empty job of 16 tasks: {empty:.2} us");
     let mut matrix = Matrix::new(Format::Q8_0, IDS, COLS, Bytes::from(weights(Format::Q8_0.tensor_bytes(IDS, COLS)?)))?;
     matrix.prepare(&pool)?;
     println!("head {IDS} x {COLS} in Q8_0; time in us");
@@ -58,20 +59,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     ];
     for rows in [1, 8, 32] {
         let x: Vec<f32> = (0..rows * COLS).map(|i| (i * 7919 % 1000) as f32 * 0.002 - 1.0).collect();
-        let mut logits = vec![0.0; rows * IDS];
-        let (mut codes, mut head) = (QuantizedRows::default(), Head::default());
+        let (mut codes, mut head, mut logits) = (QuantizedRows::default(), Head::default(), vec![0.0; rows * IDS]);
         let input = &codes.input(&pool, &x, &[&matrix]);
-        let product = || linear(&pool, input, &mut [Linear { matrix: &matrix, bias: None, y: &mut logits }]);
-        print!("M={rows}: product alone {:.0}", best_us(product));
-        for (name, want) in wants {
-            let wants = &vec![want; rows];
-            let run = || {
-                let (input, matrix, logits) = (input, &matrix, &mut logits[..]);
-                head.run(&pool, Product { input, matrix, wants, apart: None, logits });
-                (0..rows).for_each(|row| assert!(head.row(row).is_ok()));
-            };
-            print!(" | {name} {:.0}", best_us(run));
+        let (mut alone, mut fused) = (f64::INFINITY, [f64::INFINITY; 5]);
+        for _ in 0..60 {
+            let product = || linear(&pool, input, &mut [Linear { matrix: &matrix, bias: None, y: &mut logits }]);
+            alone = alone.min(us(product));
+            for ((_, want), best) in wants.iter().zip(&mut fused) {
+                let wants = &vec![*want; rows];
+                let run = || {
+                    let (matrix, logits) = (&matrix, &mut logits[..]);
+                    head.run(&pool, Product { input, matrix, wants, apart: None, logits });
+                    (0..rows).for_each(|row| assert!(head.row(row).is_ok()));
+                };
+                *best = best.min(us(run));
+            }
         }
+        print!("M={rows}: product alone {alone:.0}");
+        wants.iter().zip(fused).for_each(|((name, _), us)| print!(" | {name} {us:.0}"));
         println!();
     }
     Ok(())
@@ -89,14 +94,11 @@ fn weights(len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Microseconds of the fastest of many calls.
-fn best_us(mut work: impl FnMut()) -> f64 {
-    let time = |work: &mut dyn FnMut()| {
-        let started = Instant::now();
-        work();
-        started.elapsed().as_secs_f64()
-    };
-    (0..60).map(|_| time(&mut work)).fold(f64::INFINITY, f64::min) * 1e6
+/// Microseconds of one call.
+fn us(work: impl FnOnce()) -> f64 {
+    let started = Instant::now();
+    work();
+    started.elapsed().as_secs_f64() * 1e6
 }
 
 /// Best product of several rounds over all copies (a busy machine disturbs the others): microseconds, and GB/s.

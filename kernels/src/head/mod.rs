@@ -16,6 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Ids per chunk: whole tiles, few enough that 16 threads have the same to do, many enough that rows are read in one go.
 const CHUNK: usize = 512;
+/// Distance of the rows in a worker's buffer: a line more, so that a tile's rows do not all fall on the same few sets of
+/// the cache.
+const STRIDE: usize = CHUNK + TILE;
 
 /// What [`Head::run`] multiplies and who wants what of it.
 pub struct Product<'a> {
@@ -60,7 +63,7 @@ pub struct Head {
 /// What one worker has for itself.
 #[derive(Debug, Default)]
 struct Worker {
-    /// `[rows of a pass, CHUNK]`
+    /// `[rows of a pass, STRIDE]`
     logits: Vec<f32>,
     rows: Vec<State>,
 }
@@ -113,7 +116,7 @@ impl Head {
         self.chunks = ids.div_ceil(CHUNK);
         self.workers.resize_with(threads, Worker::default);
         for worker in &mut self.workers {
-            worker.logits.resize(worker.logits.len().max(rows.min(ROWS_PER_PASS) * CHUNK), 0.0);
+            worker.logits.resize(worker.logits.len().max(rows.min(ROWS_PER_PASS) * STRIDE), 0.0);
             worker.rows.resize_with(worker.rows.len().max(rows), State::default);
             for (row, want) in worker.rows.iter_mut().zip(wants) {
                 row.begin(want, ids);
@@ -178,10 +181,10 @@ impl Job<'_> {
                 rows: rows.clone(),
                 tiles: tiles.clone(),
                 y: &mut worker.logits,
-                stride: CHUNK,
+                stride: STRIDE,
             };
             matmul::tiles(pool, self.matrix, part);
-            for (row, logits) in rows.zip(worker.logits.chunks_exact_mut(CHUNK)) {
+            for (row, logits) in rows.zip(worker.logits.chunks_exact_mut(STRIDE)) {
                 let logits = &mut logits[..len];
                 self.set_apart(row, (logits, first));
                 let want = &self.wants[row];

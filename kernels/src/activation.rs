@@ -8,7 +8,7 @@ use crate::simd::math::exp;
 use crate::simd::{self, Kernel, LANES, Simd};
 
 /// Values per task.
-const GRAIN: usize = 16 * 1024;
+const GRAIN: usize = 2 * 1024;
 
 /// SwiGLU: `gate = gate / (1 + e^-gate) * up`.
 ///

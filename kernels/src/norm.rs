@@ -8,7 +8,7 @@ use crate::memory::Disjoint;
 use crate::simd::{self, Kernel, LANES, Simd};
 
 /// Values per task when rows are normalised in parallel.
-const GRAIN: usize = 8 * 1024;
+const GRAIN: usize = 4 * 1024;
 
 /// A learned scale per value, and the constant that keeps the division finite.
 #[derive(Debug, Clone, Copy)]

@@ -8,7 +8,7 @@ use crate::simd::{self, Kernel, Simd};
 use crate::{KernelError, Pool};
 
 /// Values per task when tokens are rotated in parallel.
-const GRAIN: usize = 16 * 1024;
+const GRAIN: usize = 4 * 1024;
 /// Largest table: 2^28 pairs are 2 GiB.
 const PAIRS_MAX: usize = 1 << 28;
 
@@ -144,7 +144,7 @@ mod tests {
         for round in 0..20 {
             let pairs = 1 + random.below(40);
             let head_dim = 2 * pairs + random.below(2) * 6;
-            let (tokens, heads) = (1 + random.below(9), 1 + random.below(5));
+            let (tokens, heads) = (1 + random.below(60), 1 + random.below(5));
             let frequencies: Vec<f32> = (0..pairs).map(|i| 10_000f32.powf(-(i as f32) / pairs as f32)).collect();
             let factor = [1.0, 1.25][round % 2];
             let table = RopeTable::new(&frequencies, 500, factor).unwrap();

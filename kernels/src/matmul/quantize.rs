@@ -11,7 +11,7 @@ use crate::simd::{self, Kernel, Simd};
 /// Below this, a block counts as zero: 127 divided by it would overflow.
 const SMALLEST: f32 = 1e-30;
 /// Values per task when rows are quantised in parallel.
-const GRAIN: usize = 16 * 1024;
+const GRAIN: usize = 2 * 1024;
 
 /// Scale and sums of 32 codes. The sums carry a minus sign because products subtract them (times a weight offset).
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -1,11 +1,12 @@
 //! `tokenrouter serve`: the OpenAI API until a signal says stop. Owner: the process. Invariant: on the first signal no new
-//! request is taken and running ones may end within `drain_ms`; on the second everything ends at once. SIGHUP reads the
-//! routing algorithm again.
+//! request is taken and running ones may end within `drain_ms`; on the second everything ends at once. Whatever clients do
+//! with their connections, the process ends within a second after that. SIGHUP reads the routing algorithm again.
 
 use super::logs::{self, Talk};
 use super::{CliError, Context};
 use crate::http::{self, Listen};
 use crate::launch::{self, LaunchError, Loaded, Reloader};
+use actix_web::dev::ServerHandle;
 use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -14,6 +15,9 @@ use tokenrouter_actors::runtime::Runtime;
 use tokenrouter_config::{Bytes, LaunchFile};
 use tokenrouter_core::executor::PAGE_TOKENS;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// Time that connections get to take their last bytes when all requests have ended; then they are cut.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// Options of `serve`.
 #[derive(Debug, clap::Args)]
@@ -87,15 +91,24 @@ async fn serve(
     let limit = Duration::from_millis(loaded.file.server.drain_ms);
     tracing::info!(limit_ms = limit.as_millis() as u64, "stopping: no new requests; a second signal stops at once");
     let second = tokio::select! {
-        () = stop(&runtime, limit) => false,
+        () = wind_down(&runtime, &handle, limit) => false,
         _ = interrupt.recv() => true,
         _ = terminate.recv() => true,
     };
-    if second {
-        runtime.drain(Duration::ZERO).await;
+    let at_once = wind_down(&runtime, &handle, Duration::ZERO);
+    if second && tokio::time::timeout(CLOSE_MAX, at_once).await.is_err() {
+        tracing::warn!("stopped before all clients were told");
     }
-    handle.stop(!second).await;
     Ok(())
+}
+
+/// Lets requests end for at most `limit`, then closes the connections. What is still open afterwards (a request that is
+/// not sent to its end, a client that does not read) ends with the process.
+async fn wind_down(runtime: &Runtime, handle: &ServerHandle, limit: Duration) {
+    runtime.drain(limit).await;
+    if tokio::time::timeout(CLOSE_MAX, handle.stop(true)).await.is_err() {
+        tracing::info!("connections that did not end are cut");
+    }
 }
 
 /// Reads the routing algorithm again and says in the log what came of it.
@@ -110,10 +123,6 @@ fn reload(reloader: &Reloader) -> Result<String, String> {
             Err(error.to_string())
         }
     }
-}
-
-async fn stop(runtime: &Runtime, limit: Duration) {
-    runtime.drain(limit).await;
 }
 
 /// What is served, in a few aligned lines; the last one is the address.

@@ -234,8 +234,13 @@ impl Serving {
     }
 
     /// Asks it to stop and returns its exit code.
-    pub fn stop(mut self) -> i32 {
+    pub fn stop(self) -> i32 {
         self.signal("TERM");
+        self.wait()
+    }
+
+    /// Waits until it ends and returns its exit code.
+    pub fn wait(mut self) -> i32 {
         self.child.wait().expect("it ends").code().expect("an exit code")
     }
 }

@@ -7,9 +7,9 @@ past end-of-text, with cold prompts; rows take turns within a round, each with t
 
 Rows: (a) two llama-server processes and a client that sends the ids of a request to the other server at each hop, (b) one
 llama-server with the large model and a slot for each request, (c) the same with the small model drafting, (d) ours: routed,
-and each model alone. Routing is `p`: with that probability the next token is the large model's; or `r_stitch`: the large
-model goes on while the entropy of the next token, over ln of the vocabulary, is above the threshold. Row (a) decides for
-`p` before it asks the small model, so it makes no token in vain; its entropy is of the 20 likeliest tokens.
+and each model alone. Routing is `p`: with that probability the next token is the large model's, whoever made the last one,
+and no token is made in vain; or `r_stitch`: the large model goes on while the entropy of the next token, over ln of the
+vocabulary, is above the threshold, and the small model's token is dropped. The entropy of row (a) is of the 20 likeliest tokens.
 """
 
 import argparse
@@ -173,14 +173,19 @@ def ours(args, prompts, model, algorithm, params):
 
 def rows(args):
     """(name, what runs it: seconds for these prompts and this seed)."""
-    routers = {"p": (f"p = {args.p}", "bernoulli"), "r_stitch": (f"threshold = {args.threshold}", "r_stitch")}
-    for routing, (params, algorithm) in routers.items():
+    chances = [1 - args.p, args.p]
+    same = f"p = {[chances, chances]}\nkeep = [[true, true], [true, true]]"
+    routers = {
+        "p": (f"p = {args.p}", "bernoulli", same),
+        "r_stitch": (f"threshold = {args.threshold}", "r_stitch", f"threshold = {args.threshold}"),
+    }
+    for routing, (shown, algorithm, params) in routers.items():
         yield (
-            f"(a) two llama-servers and a client, {params}",
+            f"(a) two llama-servers and a client, {shown}",
             lambda prompts, seed, routing=routing: two_servers(args, prompts, routing, seed),
         )
         yield (
-            f"(d) TokenRouter, {algorithm} {params}",
+            f"(d) TokenRouter, {algorithm} {shown}",
             lambda prompts, seed, a=algorithm, p=params: ours(args, prompts, "routed", a, p),
         )
     yield "(b) llama-server, large model alone", lambda prompts, seed: one_server(args, prompts)
@@ -230,7 +235,7 @@ def main():
     parser.add_argument("--p", type=float, default=0.15)
     parser.add_argument("--threshold", type=float, default=0.03)
     parser.add_argument("--batching", default='policy = "eager"', help="lines of [batching] for ours")
-    parser.add_argument("--draft", default="--spec-type draft-simple --spec-draft-n-max 8", help="more options of llama-server for row (c)")
+    parser.add_argument("--draft", default="--spec-type draft-simple --spec-draft-n-max 2", help="more options of llama-server for row (c)")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--vocabulary", type=int, default=151936)
     parser.add_argument("--port", type=int, default=18471)

@@ -56,13 +56,50 @@ pub struct Server {
     pub port: u16,
     /// Requests accepted at once, 1 to 65536; more are refused with 429. Default 64.
     pub live_max: u32,
+    /// Tokens of the prompts of all live requests together; a request that would exceed it is refused with 429, unless it
+    /// is the only one. 0 = no bound, the default.
+    pub prompt_tokens_max: u64,
+    /// Size of a request body; more is refused with 413. An amount such as `"8 MiB"` (the default), 1 KiB to 1 GiB.
+    pub body_bytes_max: Bytes,
+    /// How long a request may take in all; then it fails with 504, or with an error event once its stream has begun.
+    /// 0 = for ever. Default 3600000 (an hour).
+    pub request_timeout_ms: u64,
+    /// How long a request may wait for its first token; then it fails with 503. 0 = as long as `request_timeout_ms`, the
+    /// default.
+    pub queue_timeout_ms: u64,
+    /// How long a client may take to send a request body (then 408), or leave a stream unread (then its request is
+    /// aborted); default 60000, 100 to 3600000.
+    pub client_timeout_ms: u64,
+    /// How long work may wait for a step before `/health` turns 503; default 60000, 100 to 3600000, and more than
+    /// `batching.max_wait_ms`.
+    pub stall_ms: u64,
     /// How long a stopping server waits for its requests; default 30000.
     pub drain_ms: u64,
+    /// A file with API keys, one a line; a relative path is relative to the launch file. The keys in the environment's
+    /// TOKENROUTER_API_KEYS count too. Default: no keys, everybody may ask.
+    pub api_keys_file: Option<PathBuf>,
+    /// A file with the key for `/admin`; the environment's TOKENROUTER_ADMIN_KEY comes first. Default: none, and `/admin`
+    /// answers to clients of this machine only.
+    pub admin_key_file: Option<PathBuf>,
+    /// Whether other machines may ask although there are no API keys; default false.
+    pub insecure: bool,
     /// Form of the log lines on stderr, `human` or `json`; default `human`.
     pub log_format: LogFormat,
     /// A level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such as `info,tokenrouter=debug`;
     /// default `info`. The environment's RUST_LOG and the command line come first.
     pub log_level: String,
+    /// `[server.tls]`; default: plain HTTP.
+    pub tls: Option<Tls>,
+}
+
+/// `[server.tls]`: HTTPS. SIGHUP reads both files again.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tls {
+    /// PEM file with the certificate and those between it and the root; a relative path is relative to the launch file.
+    /// Required.
+    pub cert: PathBuf,
+    /// PEM file with the private key of the certificate. Required.
+    pub key: PathBuf,
 }
 
 /// Form of log lines.

@@ -19,7 +19,7 @@ mod tests;
 pub use error::{ConfigError, Place};
 pub use launch::{
     Batching, DEFAULT_KV_BYTES, Device, Execution, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router,
-    Server,
+    Server, Tls,
 };
 pub use nearest::nearest;
 pub use quantity::Bytes;

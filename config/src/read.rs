@@ -3,18 +3,36 @@
 use crate::error::{ConfigError, Places, file_error};
 use crate::fields::{Document, Fields, FromToml, Problem, Value, join};
 use crate::launch::{
-    Batching, Device, Execution, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router, Server,
+    Batching, Device, Execution, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router, Server, Tls,
 };
 use crate::quantity::Bytes;
 use crate::source::Source;
 use crate::validate::validate;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
 const TOP: [&str; 4] = ["server", "models", "router", "batching"];
-const SERVER: [&str; 6] = ["host", "port", "live_max", "drain_ms", "log_format", "log_level"];
+const SERVER: [&str; 16] = [
+    "host",
+    "port",
+    "live_max",
+    "prompt_tokens_max",
+    "body_bytes_max",
+    "request_timeout_ms",
+    "queue_timeout_ms",
+    "client_timeout_ms",
+    "stall_ms",
+    "drain_ms",
+    "api_keys_file",
+    "admin_key_file",
+    "insecure",
+    "log_format",
+    "log_level",
+    "tls",
+];
+const TLS: [&str; 2] = ["cert", "key"];
 const MODEL: [&str; 11] = [
     "name",
     "path",
@@ -56,7 +74,7 @@ impl LaunchFile {
         let span = root.span();
         let root = toml::Spanned::new(span, DeValue::Table(root.into_inner()));
         let top = Fields::open(&mut doc, ("the launch file", ""), &root, &TOP)?;
-        let server = server(&mut doc, top.raw("server"))?;
+        let server = server(&mut doc, top.raw("server"), path.parent().unwrap_or(Path::new("")))?;
         let models = models(&mut doc, top.raw("models"), path.parent().unwrap_or(Path::new("")))?;
         let router = router(&mut doc, top.raw("router"), &models)?;
         let batching = batching(&mut doc, top.raw("batching"), (&models, path.parent().unwrap_or(Path::new(""))))?;
@@ -69,7 +87,7 @@ fn absent<'t>() -> Value<'t> {
     toml::Spanned::new(0..0, DeValue::Table(DeTable::new()))
 }
 
-fn server(doc: &mut Document<'_>, value: Option<&Value<'_>>) -> Result<Server, ConfigError> {
+fn server(doc: &mut Document<'_>, value: Option<&Value<'_>>, folder: &Path) -> Result<Server, ConfigError> {
     let none = absent();
     let fields = Fields::open(doc, ("[server]", "server"), value.unwrap_or(&none), &SERVER)?;
     let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
@@ -77,10 +95,35 @@ fn server(doc: &mut Document<'_>, value: Option<&Value<'_>>) -> Result<Server, C
         host: fields.or(doc, "host", "127.0.0.1".to_owned())?,
         port: fields.or(doc, "port", 8080)?,
         live_max: fields.or(doc, "live_max", 64)?,
+        prompt_tokens_max: fields.or(doc, "prompt_tokens_max", 0)?,
+        body_bytes_max: fields.or(doc, "body_bytes_max", Bytes(8 << 20))?,
+        request_timeout_ms: fields.or(doc, "request_timeout_ms", 3_600_000)?,
+        queue_timeout_ms: fields.or(doc, "queue_timeout_ms", 0)?,
+        client_timeout_ms: fields.or(doc, "client_timeout_ms", 60_000)?,
+        stall_ms: fields.or(doc, "stall_ms", 60_000)?,
         drain_ms: fields.or(doc, "drain_ms", 30_000)?,
+        api_keys_file: beside(doc, &fields, ("api_keys_file", folder))?,
+        admin_key_file: beside(doc, &fields, ("admin_key_file", folder))?,
+        insecure: fields.or(doc, "insecure", false)?,
         log_format: fields.choice(doc, "log_format", &formats)?.unwrap_or(LogFormat::Human),
         log_level: fields.or(doc, "log_level", "info".to_owned())?,
+        tls: fields.raw("tls").map(|value| tls(doc, value, folder)).transpose()?,
     })
+}
+
+/// The file a key names, beside the launch file.
+fn beside(
+    doc: &Document<'_>,
+    fields: &Fields<'_, '_>,
+    (key, folder): (&str, &Path),
+) -> Result<Option<PathBuf>, ConfigError> {
+    Ok(fields.optional::<String>(doc, key)?.map(|path| folder.join(path)))
+}
+
+fn tls(doc: &mut Document<'_>, value: &Value<'_>, folder: &Path) -> Result<Tls, ConfigError> {
+    let fields = Fields::open(doc, ("[server.tls]", "server.tls"), value, &TLS)?;
+    let file = |key: &str, example: &str| fields.required::<String>(doc, key, example).map(|path| folder.join(path));
+    Ok(Tls { cert: file("cert", "\"cert.pem\"")?, key: file("key", "\"key.pem\"")? })
 }
 
 fn models(doc: &mut Document<'_>, value: Option<&Value<'_>>, folder: &Path) -> Result<Vec<Model>, ConfigError> {

@@ -90,6 +90,25 @@ fn formats_of_keys_and_values_read_back() {
 }
 
 #[test]
+fn the_server_table_reads_back_with_its_files_beside_the_launch_file() {
+    let text = "[server]\nbody_bytes_max = \"1 MiB\"\nprompt_tokens_max = 9\nrequest_timeout_ms = 0\nqueue_timeout_ms = 5\n\
+                client_timeout_ms = 100\nstall_ms = 1000\napi_keys_file = \"keys\"\nadmin_key_file = \"/etc/admin\"\n\
+                insecure = true\n[server.tls]\ncert = \"cert.pem\"\nkey = \"key.pem\"\n\
+                [[models]]\nname = \"m\"\npath = \"m.gguf\"\n";
+    let file = parse(text).expect("a good file");
+    let server = &file.server;
+    assert_eq!((server.body_bytes_max, server.prompt_tokens_max), (Bytes(1 << 20), 9));
+    assert_eq!((server.request_timeout_ms, server.queue_timeout_ms, server.client_timeout_ms), (0, 5, 100));
+    assert_eq!((server.stall_ms, server.insecure), (1000, true));
+    assert_eq!(server.api_keys_file.as_deref(), Some(Path::new("folder/keys")));
+    assert_eq!(server.admin_key_file.as_deref(), Some(Path::new("/etc/admin")));
+    let tls = server.tls.as_ref().expect("a table");
+    assert_eq!((tls.cert.as_path(), tls.key.as_path()), (Path::new("folder/cert.pem"), Path::new("folder/key.pem")));
+    let again = LaunchFile::parse(&file.to_toml(), Path::new("launch.toml")).expect("its own output");
+    assert_eq!(again.server, file.server);
+}
+
+#[test]
 fn one_model_needs_no_router() {
     let file = parse("[[models]]\nname = \"m\"\npath = \"m.gguf\"\n").expect("a good file");
     assert_eq!((file.router.algorithm.as_str(), file.router.name.as_str()), ("stay", "tokenrouter"));
@@ -110,6 +129,17 @@ fn wrong_files_are_refused_with_line_and_remedy() {
         // unknown keys, at every level
         ("[server]", "[sever]", "1:2: unknown key `sever` in the launch file; did you mean `server`?"),
         ("port", "prot", "2:1: unknown key `prot` in [server]; did you mean `port`?"),
+        (
+            "port = 9000",
+            "api_kyes = [\"k\"]",
+            "2:1: unknown key `api_kyes` in [server]; valid: host, port, live_max, prompt_tokens_max, body_bytes_max, request_timeout_ms, queue_timeout_ms, client_timeout_ms, stall_ms, drain_ms, api_keys_file, admin_key_file, insecure, log_format, log_level, tls",
+        ),
+        (
+            "port = 9000",
+            "api_key_file = \"k\"",
+            "2:1: unknown key `api_key_file` in [server]; did you mean `api_keys_file`?",
+        ),
+        ("port = 9000", "tls = { crt = \"c\" }", "2:9: unknown key `crt` in [server.tls]; did you mean `cert`?"),
         ("threads", "thread", "7:1: unknown key `thread` in [[models]]; did you mean `threads`?"),
         ("algorithm", "algoritm", "18:1: unknown key `algoritm` in [router]; did you mean `algorithm`?"),
         ("max_wait_ms", "max_wait", "27:1: unknown key `max_wait` in [batching]; did you mean `max_wait_ms`?"),
@@ -150,6 +180,7 @@ fn wrong_files_are_refused_with_line_and_remedy() {
             "4:1: [[models]] has no `path`; add path = \"FOLDER\", \"FILE.gguf\" or \"hf:owner/name\"",
         ),
         ("algorithm = \"r_stitch\"\n", "", "16:1: [router] has no `algorithm`; add algorithm = \"r_stitch\""),
+        ("port = 9000", "tls = { cert = \"c\" }", "2:7: [server.tls] has no `key`; add key = \"key.pem\""),
         // names
         (
             "name = \"small\"",
@@ -182,7 +213,36 @@ fn wrong_files_are_refused_with_line_and_remedy() {
             "hf:small",
             "12:8: models[1].path `hf:small` is not of the form hf:owner/name[@revision][:file.gguf]",
         ),
+        ("port = 9000", "api_keys_file = 7", "2:17: server.api_keys_file must be a string in quotes, not an integer"),
+        ("port = 9000", "insecure = 1", "2:12: server.insecure must be true or false, not an integer"),
+        ("port = 9000", "tls = true", "2:7: server.tls must be a table, not a boolean"),
         // values that cannot be
+        (
+            "port = 9000",
+            "body_bytes_max = 1000",
+            "2:18: server.body_bytes_max = 1000 is out of range; give 1024 to 1073741824",
+        ),
+        (
+            "port = 9000",
+            "request_timeout_ms = 90000000",
+            "2:22: server.request_timeout_ms = 90000000 is out of range; give 0 to 86400000",
+        ),
+        (
+            "port = 9000",
+            "request_timeout_ms = 10\nqueue_timeout_ms = 11",
+            "3:20: server.queue_timeout_ms = 11 is longer than server.request_timeout_ms = 10; lower it, or write 0",
+        ),
+        (
+            "port = 9000",
+            "client_timeout_ms = 0",
+            "2:21: server.client_timeout_ms = 0 is out of range; give 100 to 3600000",
+        ),
+        ("port = 9000", "stall_ms = 99", "2:12: server.stall_ms = 99 is out of range; give 100 to 3600000"),
+        (
+            "max_wait_ms = 20",
+            "max_wait_ms = 60000",
+            "1:1: server.stall_ms = 60000 would call a batch stuck that may wait 60000 ms (batching.max_wait_ms); raise it above that",
+        ),
         ("threads = 2", "threads = 0", "7:11: models[0].threads = 0 is out of range; give 1 to 1024"),
         ("[0, 1]", "[]", "13:9: models[1].cores is empty; list core numbers such as [0, 1] or leave it out"),
         ("[0, 1]", "[1, 1]", "13:9: models[1].cores names core 1 twice; one worker thread a core"),

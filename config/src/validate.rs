@@ -8,6 +8,8 @@ use crate::quantity::Bytes;
 
 /// Tokens in a page of KV memory: less than one page holds no request.
 const PAGE_TOKENS: u32 = 16;
+/// A request takes a day at most.
+const TIMEOUT_MS_MAX: u64 = 86_400_000;
 /// Models a router can name.
 const MODELS_MAX: usize = 64;
 
@@ -29,7 +31,20 @@ fn server(file: &LaunchFile) -> Result<(), ConfigError> {
     if server.host.trim().is_empty() {
         return Err(file.error_at("server.host", "server.host is empty; give an address such as \"127.0.0.1\""));
     }
-    within(file, "server.live_max", u64::from(server.live_max), (1, 65_536))
+    within(file, "server.live_max", u64::from(server.live_max), (1, 65_536))?;
+    within(file, "server.body_bytes_max", server.body_bytes_max.0, (1 << 10, 1 << 30))?;
+    within(file, "server.request_timeout_ms", server.request_timeout_ms, (0, TIMEOUT_MS_MAX))?;
+    within(file, "server.queue_timeout_ms", server.queue_timeout_ms, (0, TIMEOUT_MS_MAX))?;
+    within(file, "server.client_timeout_ms", server.client_timeout_ms, (100, 3_600_000))?;
+    within(file, "server.stall_ms", server.stall_ms, (100, 3_600_000))?;
+    let (whole, first) = (server.request_timeout_ms, server.queue_timeout_ms);
+    if whole > 0 && first > whole {
+        let message = format!(
+            "server.queue_timeout_ms = {first} is longer than server.request_timeout_ms = {whole}; lower it, or write 0"
+        );
+        return Err(file.error_at("server.queue_timeout_ms", message));
+    }
+    Ok(())
 }
 
 fn within(file: &LaunchFile, key: &str, value: u64, (low, high): (u64, u64)) -> Result<(), ConfigError> {
@@ -143,6 +158,13 @@ fn router(file: &LaunchFile) -> Result<Vec<usize>, ConfigError> {
 fn batching(file: &LaunchFile) -> Result<(), ConfigError> {
     let batching = &file.batching;
     within(file, "batching.max_wait_ms", batching.max_wait_ms, (0, 60_000))?;
+    let (stall, wait) = (file.server.stall_ms, batching.max_wait_ms);
+    if stall <= wait {
+        let message = format!(
+            "server.stall_ms = {stall} would call a batch stuck that may wait {wait} ms (batching.max_wait_ms); raise it above that"
+        );
+        return Err(file.error_at("server.stall_ms", message));
+    }
     if batching.policy != Policy::Fixed && !batching.thresholds.is_empty() {
         let policy = batching.policy.name();
         let message =

@@ -26,6 +26,19 @@ pub trait TextCodec: Send + Sync {
     /// [`TextError`] when the tokenizer refuses the text.
     fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<TokenId>, TextError>;
 
+    /// Token ids of a raw prompt: the token it starts with, if this vocabulary wants one, then the text. A text that
+    /// spells the start token itself gets no second one.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    fn encode_prompt(&self, text: &str, special: SpecialTokens) -> Result<Vec<TokenId>, TextError> {
+        let mut ids = self.encode(text, special)?;
+        if let Some(start) = self.bos().filter(|start| ids.first() != Some(start)) {
+            ids.insert(0, start);
+        }
+        Ok(ids)
+    }
+
     /// The exact bytes a token stands for; `None` when there is no such token.
     fn token_bytes(&self, id: TokenId) -> Option<&[u8]>;
 
@@ -240,5 +253,41 @@ mod tests {
         let scans: Vec<StopScan> = ["abc", "D", "EF", "G tail"].into_iter().map(|text| matcher.push(text)).collect();
         let open = |text: &str| StopScan::Open(text.into());
         assert_eq!(scans, [open("abc"), open(""), open(""), StopScan::Hit { text: String::new(), stop: 0 }]);
+    }
+
+    /// A token is a byte; 0 starts a prompt.
+    struct Bytes;
+
+    impl TextCodec for Bytes {
+        fn encode(&self, text: &str, _special: SpecialTokens) -> Result<Vec<TokenId>, TextError> {
+            Ok(text.bytes().map(TokenId::from).collect())
+        }
+
+        fn token_bytes(&self, _id: TokenId) -> Option<&[u8]> {
+            None
+        }
+
+        fn is_special(&self, id: TokenId) -> bool {
+            id == 0
+        }
+
+        fn vocab_size(&self) -> u32 {
+            256
+        }
+
+        fn bos(&self) -> Option<TokenId> {
+            Some(0)
+        }
+
+        fn strips_leading_space(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn a_raw_prompt_starts_with_one_start_token() {
+        for (text, ids) in [("", vec![0]), ("a", vec![0, 97]), ("\0a", vec![0, 97]), ("a\0", vec![0, 97, 0])] {
+            assert_eq!(Bytes.encode_prompt(text, SpecialTokens::Parse), Ok(ids), "{text:?}");
+        }
     }
 }

@@ -130,8 +130,8 @@ impl Client {
                 ids.clone()
             }
             Prompt::Text { text, special, add_bos } => {
-                let ids = codec.encode(text, *special).map_err(|error| invalid(error.to_string()))?;
-                codec.bos().filter(|_| *add_bos).into_iter().chain(ids).collect()
+                let ids = if *add_bos { codec.encode_prompt(text, *special) } else { codec.encode(text, *special) };
+                ids.map_err(|error| invalid(error.to_string()))?
             }
         };
         if tokens.is_empty() {

@@ -1,5 +1,6 @@
 //! One request as its user sees it: position, text, stop strings, totals. Owner: the Client. Invariant: tokens are shown
-//! once and in position order, whichever model made them and however they overtook each other on the way.
+//! once and in position order, whichever model made them and however they overtook each other on the way. Nothing is
+//! shown or counted after the token that ends the request, though models may have made more.
 
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
@@ -21,6 +22,8 @@ pub struct Transcript {
     keeps_stop_token: bool,
     trims_space: bool,
     usage: Usage,
+    /// The last token was shown.
+    ended: bool,
 }
 
 /// What one token adds.
@@ -74,6 +77,7 @@ impl Transcript {
             keeps_stop_token: start.include_stop,
             trims_space: start.trims_space,
             usage: Usage { prompt_tokens: start.prompt_tokens, by_model: vec![0; start.models], ..Usage::default() },
+            ended: false,
         }
     }
 
@@ -82,12 +86,16 @@ impl Transcript {
         &self.usage
     }
 
-    /// Takes a token; returns what it and those that waited for it add, which is nothing if it comes early itself.
+    /// Takes a token; returns what it and those that waited for it add, which is nothing if it comes early itself or
+    /// after the end.
     ///
     /// # Errors
     /// [`OutOfOrder`] when its position is taken or beyond the end: a fault of the runtime, the request must fail.
     pub fn take(&mut self, codec: &dyn TextCodec, token: Committed) -> Result<SmallVec<[Added; 1]>, OutOfOrder> {
         let got = token.position;
+        if self.ended {
+            return Ok(SmallVec::new());
+        }
         if got < self.next || got >= self.len_max || self.early.contains_key(&got) {
             return Err(OutOfOrder { expected: self.next, got });
         }
@@ -96,7 +104,9 @@ impl Transcript {
             return Ok(SmallVec::new());
         }
         let mut added = smallvec![self.add(codec, token)];
-        while let Some(token) = self.early.remove(&self.next) {
+        while !self.ended
+            && let Some(token) = self.early.remove(&self.next)
+        {
             added.push(self.add(codec, token));
         }
         Ok(added)
@@ -119,6 +129,7 @@ impl Transcript {
         if finish.is_some() && !matches!(finish, Some(FinishReason::StopString(_))) {
             shown.push_str(&self.flush());
         }
+        self.ended = finish.is_some();
         let report =
             TokenReport { id: token.token, model: token.model, entropy: token.entropy, logprobs: token.logprobs };
         Added { text: shown, token: report, finish }
@@ -204,11 +215,15 @@ mod tests {
     }
 
     fn transcript() -> Transcript {
+        stopping_at(Vec::new())
+    }
+
+    fn stopping_at(stops: Vec<String>) -> Transcript {
         Transcript::new(Start {
             prompt_tokens: 5,
             len_max: 15,
             models: 2,
-            stops: Vec::new(),
+            stops,
             include_stop: false,
             trims_space: false,
         })
@@ -243,6 +258,28 @@ mod tests {
         for position in [5, 8, 15] {
             let outcome = transcript.take(&Letters, token(position));
             assert_eq!(outcome, Err(OutOfOrder { expected: 6, got: position }));
+        }
+    }
+
+    proptest! {
+        /// Tokens may come in one message or in many, early or late: the one that completes the stop string is the last.
+        #[test]
+        fn nothing_is_counted_after_a_stop_string(
+            order in Just((5..15).collect::<Vec<u32>>()).prop_shuffle(),
+            last in 0u32..9,
+        ) {
+            let letters = &LETTERS[last as usize..last as usize + 1];
+            let mut transcript = stopping_at(vec![String::from_utf8_lossy(letters).into_owned()]);
+            let mut added = Vec::new();
+            for position in order {
+                added.extend(transcript.take(&Letters, token(position)).expect("a new token"));
+            }
+            let ids: Vec<TokenId> = added.iter().map(|added| added.token.id).collect();
+            prop_assert_eq!(ids, (0..=last).collect::<Vec<_>>());
+            prop_assert!(added.last().is_some_and(|added| matches!(added.finish, Some(FinishReason::StopString(_)))));
+            let usage = transcript.usage();
+            prop_assert_eq!(usage.completion_tokens, last + 1);
+            prop_assert_eq!(usage.by_model.iter().sum::<u32>(), last + 1);
         }
     }
 }

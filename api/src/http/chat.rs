@@ -33,7 +33,7 @@ pub async fn create(
         let message = format!("model {:?} has no chat template; use /v1/completions", served.id);
         return Err(ApiError::field("model", message));
     };
-    let prompt = template.prompt(&chat.conversation).map_err(|message| ApiError::field("messages", message))?;
+    let prompt = app.tokenising.chat(template, chat.conversation).await?;
     let place = JobPlace { target: served.target, defaults: served.defaults, logprobs: chat.logprobs };
     let detail = app.detail(chat.logprobs.is_some(), chat.generation.token_models);
     let n = chat.generation.n;

@@ -30,10 +30,11 @@ pub async fn create(
     let n = text.generation.n;
     let echoes = text.prompts.iter().map(|prompt| if text.echo { shown(&*app.codec, prompt) } else { String::new() });
     let echoes: Vec<String> = echoes.flat_map(|echo| std::iter::repeat_n(echo, n as usize)).collect();
+    let prompts = app.tokenising.prompts(text.prompts, served.context_len).await?;
     let of_prompt = |prompt: Prompt| -> Vec<Job> {
         (0..n).map(|choice| text.generation.job(place, prompt.clone(), choice)).collect()
     };
-    let jobs = text.prompts.iter().cloned().flat_map(of_prompt).collect();
+    let jobs = prompts.into_iter().flat_map(of_prompt).collect();
     let detail = app.detail(text.logprobs.is_some(), text.generation.token_models);
     let plan =
         Answer { dialect: Text::new(detail, echoes), jobs, per_prompt: n as usize, generation: &text.generation };
@@ -60,13 +61,56 @@ pub struct Text {
     detail: Detail,
     echoes: Vec<String>,
     positions: Vec<TextPosition>,
+    spaces: Vec<Space>,
+}
+
+/// The one space at the head of a text that decoding drops. It belongs there when the echo of the prompt comes before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Space {
+    /// The first token has not come.
+    Unknown,
+    /// To be put in front of the next text.
+    Dropped,
+    /// Nothing is missing.
+    Settled,
+}
+
+impl Space {
+    /// The text with its space.
+    fn restore(&mut self, codec: &dyn TextCodec, text: String, tokens: &[TokenReport]) -> String {
+        if *self == Space::Unknown {
+            let visible = tokens.iter().filter(|token| !codec.is_special(token.id));
+            let first = visible.filter_map(|token| codec.token_bytes(token.id)?.first()).next();
+            *self = match first {
+                Some(b' ') => Space::Dropped,
+                Some(_) => Space::Settled,
+                None => Space::Unknown,
+            };
+        }
+        if *self != Space::Dropped || text.is_empty() {
+            return text;
+        }
+        *self = Space::Settled;
+        format!(" {text}")
+    }
 }
 
 impl Text {
     /// One echo (maybe empty) for each choice.
     pub fn new(detail: Detail, echoes: Vec<String>) -> Self {
         let positions = echoes.iter().map(|echo| TextPosition::after(echo.chars().count())).collect();
-        Text { detail, echoes, positions }
+        let drops = detail.codec.strips_leading_space();
+        let space = |echo: &String| if drops && !echo.is_empty() { Space::Unknown } else { Space::Settled };
+        let spaces = echoes.iter().map(space).collect();
+        Text { detail, echoes, positions, spaces }
+    }
+
+    /// New text of a choice, with the space that decoding dropped if it follows an echo.
+    fn spaced(&mut self, index: usize, text: String, tokens: &[TokenReport]) -> String {
+        match self.spaces.get_mut(index) {
+            Some(space) => space.restore(&*self.detail.codec, text, tokens),
+            None => text,
+        }
     }
 
     fn logprobs(&mut self, index: usize, tokens: &[TokenReport]) -> Option<LegacyLogprobs> {
@@ -86,7 +130,7 @@ impl Dialect for Text {
         let echo = self.echoes.get_mut(index).map(std::mem::take).unwrap_or_default();
         TextChoice {
             index,
-            text: echo + outcome.text.as_str(),
+            text: echo + self.spaced(index, outcome.text, &outcome.tokens).as_str(),
             logprobs: self.logprobs(index, &outcome.tokens),
             ending: Ending::from(&outcome.reason),
             token_models: self.detail.makers(&outcome.tokens),
@@ -100,6 +144,7 @@ impl Dialect for Text {
 
     fn part(&mut self, piece: Piece) -> TextChoice {
         let Piece { index, text, tokens, ending } = piece;
+        let text = self.spaced(index, text, &tokens);
         TextChoice {
             index,
             text,
@@ -109,7 +154,79 @@ impl Dialect for Text {
         }
     }
 
+    /// The first token of a choice says whether a space was dropped, also if it has no text yet.
     fn carries_tokens(&self) -> bool {
-        self.detail.carries_tokens()
+        self.detail.carries_tokens() || self.spaces.contains(&Space::Unknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::testing::report;
+    use std::sync::Arc;
+    use tokenrouter_core::ids::TokenId;
+    use tokenrouter_core::text::{SpecialTokens, TextError};
+
+    /// A vocabulary that writes the space before a word into its token, as SentencePiece does; 0 is a control token.
+    struct Pieces;
+
+    const PIECES: [&[u8]; 4] = [b"<s>", b" I", b" am", b" "];
+
+    impl TextCodec for Pieces {
+        fn encode(&self, _text: &str, _special: SpecialTokens) -> Result<Vec<TokenId>, TextError> {
+            Err(TextError("not needed".to_owned()))
+        }
+
+        fn token_bytes(&self, id: TokenId) -> Option<&[u8]> {
+            PIECES.get(id as usize).copied()
+        }
+
+        fn is_special(&self, id: TokenId) -> bool {
+            id == 0
+        }
+
+        fn vocab_size(&self) -> u32 {
+            4
+        }
+
+        fn bos(&self) -> Option<TokenId> {
+            Some(0)
+        }
+
+        fn strips_leading_space(&self) -> bool {
+            true
+        }
+    }
+
+    fn said(echo: &str, pieces: &[(&str, TokenId)]) -> String {
+        let detail =
+            Detail { codec: Arc::new(Pieces), model_names: Arc::new([]), logprobs: false, token_models: false };
+        let mut text = Text::new(detail, vec![echo.to_owned()]);
+        let mut joined = text.opening(0).map(|choice| choice.text).unwrap_or_default();
+        for &(shown, id) in pieces {
+            if shown.is_empty() && !text.carries_tokens() {
+                continue;
+            }
+            let tokens = vec![report(id, 0, -1.0)];
+            let piece = Piece { index: 0, text: shown.to_owned(), tokens, ending: Ending::default() };
+            joined.push_str(&text.part(piece).text);
+        }
+        joined
+    }
+
+    #[test]
+    fn the_space_between_an_echo_and_its_continuation_is_kept() {
+        // What the engine shows of the tokens " am", " I", "<s> am", "  am": one space at the head is dropped.
+        for (pieces, alone, echoed) in [
+            (vec![("am", 2), (" I", 1)], "am I", "I am I"),
+            (vec![("", 0), ("am", 2)], "am", "I am"),
+            (vec![("", 3), (" am", 2)], " am", "I  am"),
+            (vec![("", 2), ("am", 1)], "am", "I am"),
+        ] {
+            assert_eq!(said("", &pieces), alone);
+            assert_eq!(said("I", &pieces), echoed);
+        }
+        assert_eq!(shown(&Pieces, &Prompt::Ids(vec![0, 1, 2])), "I am");
     }
 }

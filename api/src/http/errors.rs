@@ -77,6 +77,15 @@ impl ApiError {
         ApiError::of(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
+    /// 400: a text that has more than `least` tokens for a context of `context_len`; it was not counted exactly.
+    pub fn too_long(least: usize, context_len: u32) -> Self {
+        let message = format!("the prompt has more than {least} tokens, but the context holds {context_len}");
+        ApiError::request(message)
+            .with_code("context_length_exceeded")
+            .with_extra("n_prompt_tokens", least)
+            .with_extra("n_ctx", context_len)
+    }
+
     /// 403: not for this client.
     pub fn forbidden(message: impl Into<String>) -> Self {
         ApiError::of(StatusCode::FORBIDDEN, "permission_error", message).with_code("forbidden")

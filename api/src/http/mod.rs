@@ -4,6 +4,9 @@
 //!
 //! Half-closed connections: a client that shuts down its sending side is taken for gone and its request is aborted. It
 //! looks the same as a client that closed, and a closed client must free its memory within one step.
+//!
+//! Heads that are not HTTP, too long or too slow are answered by the HTTP library (400, 431, 408) without a body, and their
+//! connection is closed: the only answers that are not the error object.
 
 mod admin;
 mod answer;
@@ -19,6 +22,7 @@ mod health;
 pub mod metrics;
 mod models;
 mod observe;
+mod prompts;
 mod routers;
 mod sse;
 #[cfg(test)]
@@ -33,6 +37,7 @@ use engine::Engine;
 use errors::ApiError;
 use health::Progress;
 use metrics::Metrics;
+use prompts::Tokenising;
 pub use routers::Router;
 use std::io;
 use std::net::SocketAddr;
@@ -107,6 +112,7 @@ pub struct Parts {
 pub struct App {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) codec: Arc<dyn TextCodec>,
+    pub(crate) tokenising: Tokenising,
     pub(crate) served: Vec<Served>,
     pub(crate) model_names: Arc<[String]>,
     pub(crate) router: Router,
@@ -127,7 +133,20 @@ impl App {
         let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let metrics = Metrics::new()?;
         let (model_names, progress) = (model_names.into(), Progress::default());
-        Ok(App { engine, codec, served, model_names, router, limits, metrics, progress, started_unix, reload: None })
+        let tokenising = Tokenising::new(Arc::clone(&codec));
+        Ok(App {
+            engine,
+            codec,
+            tokenising,
+            served,
+            model_names,
+            router,
+            limits,
+            metrics,
+            progress,
+            started_unix,
+            reload: None,
+        })
     }
 
     /// The same with `POST /admin/reload`.

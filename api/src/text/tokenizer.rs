@@ -74,18 +74,6 @@ impl Tokenizer {
         self.real_id(self.inner.token_to_id(text)?)
     }
 
-    /// Tokens of a raw prompt: the start token where the vocabulary wants one, once, then the text.
-    ///
-    /// # Errors
-    /// As [`TextCodec::encode`].
-    pub fn encode_prompt(&self, text: &str, special: SpecialTokens) -> Result<Vec<TokenId>, TextError> {
-        let mut ids = self.encode(text, special)?;
-        if let Some(start) = self.prompt_start.filter(|start| ids.first() != Some(start)) {
-            ids.insert(0, start);
-        }
-        Ok(ids)
-    }
-
     /// Tokens of a text whose user parts were escaped by [`Self::guard`]: control tokens outside of them are found.
     ///
     /// # Errors

@@ -171,7 +171,6 @@ fn tokens(loaded: &Loaded, prompt: Prompt) -> Result<Vec<TokenId>, CliError> {
         Prompt::Text { text, special, add_bos } => (text, special, add_bos),
     };
     let codec = loaded.codec();
-    let wrong = |error| CliError::Usage(format!("a prompt of the bench: {error}"));
-    let tokens = codec.encode(&text, special).map_err(wrong)?;
-    Ok(codec.bos().filter(|_| add_bos).into_iter().chain(tokens).collect())
+    let tokens = if add_bos { codec.encode_prompt(&text, special) } else { codec.encode(&text, special) };
+    tokens.map_err(|error| CliError::Usage(format!("a prompt of the bench: {error}")))
 }

@@ -1,6 +1,7 @@
 //! Everything the workspace promises, checked: the World harness here, scenarios and suites in `tests/`.
 
 pub mod assets;
+pub mod clients;
 pub mod conformance;
 pub mod http_server;
 pub mod processes;

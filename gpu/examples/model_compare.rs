@@ -70,6 +70,7 @@ fn logits(runner: &mut Runner<Cpu>, start: usize, tokens: &[TokenId]) -> Result<
         tokens: tokens.to_vec(),
         pages: (0..64).collect(),
         draw: Some(draw),
+        targets: None,
     };
     runner.step(&Step { rows: vec![row] })?;
     Ok(runner.last_logits(0).ok_or("no logits")?.to_vec())

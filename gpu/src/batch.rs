@@ -1,7 +1,7 @@
 //! A step flattened into the arrays that operations read. Owner: the runner, which reuses one batch for all steps.
 //! Invariant: a filled batch is safe to run: every page, position, token and table has been checked against the limits.
 
-use tokenrouter_core::executor::{ExecutorError, ExecutorLimits, PAGE_TOKENS, PageId, Row, Step};
+use tokenrouter_core::executor::{ExecutorError, ExecutorLimits, PAGE_TOKENS, PageId, Row, Step, Targets};
 use tokenrouter_core::ids::TokenId;
 
 /// Rows of a ragged batch: the tokens of all requests, one after another.
@@ -15,8 +15,10 @@ pub struct Batch {
     pub spans: Vec<Span>,
     /// Page tables of all spans, one after another.
     pub pages: Vec<PageId>,
-    /// Rows whose logits are wanted, ascending.
+    /// Rows whose next token is drawn, ascending.
     pub outputs: Vec<u32>,
+    /// Tokens whose log-probabilities are wanted, in the order of the step.
+    pub targets: Vec<Target>,
     written: Vec<PageId>,
     requests: Vec<u64>,
 }
@@ -34,6 +36,17 @@ pub struct Span {
     pub page: u32,
     /// Entries of the page table.
     pub pages: u32,
+}
+
+/// A token whose log-probability is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The row that predicts it.
+    pub row: u32,
+    /// The token.
+    pub token: TokenId,
+    /// Most probable tokens to report beside it.
+    pub alternatives: u8,
 }
 
 impl Span {
@@ -73,6 +86,7 @@ impl Batch {
         self.spans.clear();
         self.pages.clear();
         self.outputs.clear();
+        self.targets.clear();
         self.written.clear();
         self.requests.clear();
     }
@@ -111,6 +125,28 @@ impl Batch {
         if row.draw.is_some() {
             self.outputs.push(self.tokens.len() as u32 - 1);
         }
+        match &row.targets {
+            None => Ok(()),
+            Some(targets) => self.push_targets(row, (targets, first as u32), limits.vocab_width),
+        }
+    }
+
+    fn push_targets(
+        &mut self,
+        row: &Row,
+        (targets, at): (&Targets, u32),
+        vocab_width: u32,
+    ) -> Result<(), ExecutorError> {
+        let (request, Targets { first, tokens, alternatives }) = (row.request, targets);
+        let (end, len) = (*first as usize + tokens.len(), row.tokens.len());
+        if end > len {
+            return refuse(format!("{request}: the last target comes after {end} tokens, the row has {len}"));
+        }
+        if let Some(token) = tokens.iter().find(|&&token| token >= vocab_width) {
+            return refuse(format!("{request}: target {token} is outside the vocabulary of {vocab_width}"));
+        }
+        let target = |(row, &token)| Target { row, token, alternatives: *alternatives };
+        self.targets.extend((at + first..).zip(tokens).map(target));
         Ok(())
     }
 
@@ -145,7 +181,33 @@ mod tests {
         ExecutorLimits { pages: 8, rows_max: 3, step_tokens_max: 40, context_len: 64, vocab_width: 100 };
 
     fn row(request: u64, start: u32, tokens: usize, pages: &[PageId]) -> Row {
-        Row { request: RequestId(request), start, tokens: vec![7; tokens], pages: pages.to_vec(), draw: None }
+        Row {
+            request: RequestId(request),
+            start,
+            tokens: vec![7; tokens],
+            pages: pages.to_vec(),
+            draw: None,
+            targets: None,
+        }
+    }
+
+    fn targets(first: u32, tokens: &[TokenId]) -> Option<Targets> {
+        Some(Targets { first, tokens: tokens.to_vec(), alternatives: 2 })
+    }
+
+    #[test]
+    fn targets_stand_beside_the_rows_that_predict_them() {
+        let mut batch = Batch::default();
+        let rows = vec![
+            row(1, 0, 2, &[0]),
+            Row { targets: targets(1, &[8, 9]), ..row(2, 0, 3, &[1]) },
+            Row { targets: targets(0, &[4]), ..row(3, 5, 1, &[2]) },
+        ];
+        assert_eq!(batch.fill(&Step { rows }, &LIMITS), Ok(()));
+        let found: Vec<_> = batch.targets.iter().map(|target| (target.row, target.token)).collect();
+        assert_eq!(found, [(3, 8), (4, 9), (5, 4)]);
+        assert_eq!(batch.fill(&Step { rows: vec![row(1, 0, 2, &[3])] }, &LIMITS), Ok(()));
+        assert!(batch.targets.is_empty());
     }
 
     fn fault(rows: Vec<Row>) -> String {
@@ -182,6 +244,8 @@ mod tests {
             (vec![row(1, 0, 1, &[0]), row(1, 1, 1, &[1])], "r1: twice"),
             (vec![row(1, 16, 1, &[0, 5]), row(2, 0, 1, &[5])], "page 5 would be written twice"),
             (vec![Row { tokens: vec![99, 100], ..row(1, 0, 2, &[0]) }], "token 100 is outside"),
+            (vec![Row { targets: targets(1, &[5, 6]), ..row(1, 0, 2, &[0]) }], "target comes after 3 tokens"),
+            (vec![Row { targets: targets(0, &[99, 100]), ..row(1, 0, 2, &[0]) }], "target 100 is outside"),
         ];
         for (rows, expected) in cases {
             let found = fault(rows);

@@ -5,12 +5,12 @@
 use crate::batch::Batch;
 use crate::heads::{Seat, Source};
 use crate::models::blocks::{Decoder, Memory, Scratch};
-use crate::ops::{Ask, Ops};
+use crate::ops::{Ask, Fault, Ops};
 use crate::sampling::{Sampler, is_plain_greedy};
 use crate::signals;
 use std::sync::Arc;
 use tokenrouter_core::executor::{
-    Draw, Drawn, Executor, ExecutorError, ExecutorLimits, Row, RowOutput, Step, StepOutput,
+    Draw, Drawn, Executor, ExecutorError, ExecutorLimits, Row, RowOutput, Step, StepOutput, TokenLogprobs,
 };
 
 /// A model on a device with KV memory of its own.
@@ -90,11 +90,50 @@ impl<O: Ops> Runner<O> {
         }
     }
 
+    /// Log-probabilities of all targets, or what is wrong with the logits before one: as many rows at a time as a step may
+    /// draw for, so that no more memory is taken. The outputs are others afterwards.
+    fn targets(&mut self) -> Vec<Result<TokenLogprobs, String>> {
+        let column = self.head.as_ref().and_then(Seat::column);
+        let scratch = &mut self.memory.scratch;
+        let mut answers = Vec::with_capacity(self.batch.targets.len());
+        for slice in self.batch.targets.chunks(self.limits.rows_max as usize) {
+            let rows: Vec<u32> = slice.iter().map(|target| target.row).collect();
+            self.asks.clear();
+            self.asks.extend(slice.iter().map(|target| signals::ask_target(target.alternatives, self.real_vocab)));
+            self.model.outputs(&mut self.ops, &rows, scratch);
+            self.model.head(&mut self.ops, (&self.asks, column), scratch);
+            for (index, (target, reduced)) in slice.iter().zip(&mut scratch.head.reduced).enumerate() {
+                answers.push(match reduced {
+                    Err(fault) => Err(not_finite(self.batch.positions[target.row as usize], *fault)),
+                    Ok(reduced) => {
+                        let logit = self.ops.row(&scratch.head.logits, index)[target.token as usize];
+                        Ok(signals::logprobs(logit, reduced))
+                    }
+                });
+            }
+        }
+        answers
+    }
+
+    /// The head on the rows that draw: the answers, and the hidden rows behind them, are in the scratch memory then.
+    fn reduce(&mut self, step: &Step) {
+        let draws = step.rows.iter().filter_map(|row| row.draw.as_ref());
+        let head_top = self.head.as_ref().map_or(0, Seat::top_k);
+        self.asks.clear();
+        self.asks.extend(draws.map(|draw| signals::ask(draw, self.real_vocab, head_top)));
+        if self.asks.is_empty() {
+            return;
+        }
+        let column = self.head.as_ref().and_then(Seat::column);
+        self.model.outputs(&mut self.ops, &self.batch.outputs, &mut self.memory.scratch);
+        self.model.head(&mut self.ops, (&self.asks, column), &mut self.memory.scratch);
+    }
+
     fn draw(&mut self, output: usize, draw: &Draw, position: u32) -> RowOutput {
         let Scratch { outputs, head, .. } = &mut self.memory.scratch;
         let reduced = match &mut head.reduced[output] {
             Ok(reduced) => reduced,
-            Err(fault) => return RowOutput::Failed(format!("the logits at position {} {fault}", position - 1)),
+            Err(fault) => return RowOutput::Failed(not_finite(position - 1, *fault)),
         };
         let (mut token, mut logit) = (reduced.argmax, reduced.highest);
         if !is_plain_greedy(draw) {
@@ -107,7 +146,25 @@ impl<O: Ops> Runner<O> {
         let logprobs = draw.logprobs.map(|_| signals::logprobs(logit, reduced));
         let width = self.limits.vocab_width;
         let signals = signals::signals(draw, reduced, width, || self.ops.row(outputs, output));
-        RowOutput::Drawn(Drawn { token, signals, logprobs })
+        RowOutput::Drawn(Drawn { token, signals, logprobs, targets: Vec::new() })
+    }
+}
+
+fn not_finite(position: u32, fault: Fault) -> String {
+    format!("the logits at position {position} {fault}")
+}
+
+/// Gives the rows of a step what was found for their targets; a row fails that has one without an answer.
+fn hand_out(answers: Vec<Result<TokenLogprobs, String>>, (step, rows): (&Step, &mut [RowOutput])) {
+    let mut answers = answers.into_iter();
+    for (row, output) in step.rows.iter().zip(rows) {
+        let count = row.targets.as_ref().map_or(0, |targets| targets.tokens.len());
+        let own: Vec<_> = answers.by_ref().take(count).collect();
+        match (own.into_iter().collect::<Result<Vec<_>, _>>(), &mut *output) {
+            (Err(reason), _) => *output = RowOutput::Failed(reason),
+            (Ok(own), RowOutput::Fed(targets) | RowOutput::Drawn(Drawn { targets, .. })) => *targets = own,
+            (Ok(_), RowOutput::Failed(_)) => {}
+        }
     }
 }
 
@@ -123,17 +180,11 @@ impl<O: Ops> Executor for Runner<O> {
             return Ok(StepOutput::default());
         }
         self.model.forward(&mut self.ops, &self.batch, &mut self.memory);
-        let draws = step.rows.iter().filter_map(|row| row.draw.as_ref());
-        let head_top = self.head.as_ref().map_or(0, Seat::top_k);
-        self.asks.clear();
-        self.asks.extend(draws.map(|draw| signals::ask(draw, self.real_vocab, head_top)));
-        if !self.asks.is_empty() {
-            let column = self.head.as_ref().and_then(Seat::column);
-            self.model.head(&mut self.ops, (&self.asks, column), &mut self.memory.scratch);
-        }
+        let targets = self.targets();
+        self.reduce(step);
         let mut outputs = 0;
         let mut answer = |row: &Row| match &row.draw {
-            None => RowOutput::Fed,
+            None => RowOutput::Fed(Vec::new()),
             Some(draw) => {
                 let output = outputs;
                 outputs += 1;
@@ -146,6 +197,7 @@ impl<O: Ops> Executor for Runner<O> {
             let source = Source { hidden: outputs, embed: &self.model.embed, column: &found.column };
             head.score(&mut self.ops, source, (step, &mut rows));
         }
+        hand_out(targets, (step, &mut rows));
         Ok(StepOutput { rows })
     }
 }

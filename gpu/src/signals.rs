@@ -19,6 +19,12 @@ pub fn ask(draw: &Draw, real_vocab: usize, head_top: usize) -> Ask {
     }
 }
 
+/// What a target's log-probability takes of the row of logits before it, beside the logit of the target itself.
+pub fn ask_target(alternatives: u8, real_vocab: usize) -> Ask {
+    let real_top_k = usize::from(alternatives);
+    Ask { real_vocab, distribution: true, top_k: 0, real_top_k, keep: true }
+}
+
 /// The signals a draw needs, from the reduction of its row of `width` logits; `hidden` is read only if asked for. The
 /// score comes later, when all rows are drawn, and `top` is cut to what the draw asked for then.
 pub fn signals<'a>(draw: &Draw, reduced: &mut Reduced, width: u32, hidden: impl FnOnce() -> &'a [f32]) -> Signals {
@@ -30,7 +36,7 @@ pub fn signals<'a>(draw: &Draw, reduced: &mut Reduced, width: u32, hidden: impl 
     }
 }
 
-/// Log-softmax at the drawn token, whose raw logit is given, and at the highest of the real vocabulary, as many as were
+/// Log-softmax at the drawn token or the target, whose raw logit is given, and at the highest of the real vocabulary, as many as were
 /// asked for.
 pub fn logprobs(chosen: f32, reduced: &mut Reduced) -> TokenLogprobs {
     let mut top: Vec<(TokenId, f32)> = std::mem::take(&mut reduced.real_top);

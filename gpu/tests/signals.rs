@@ -102,7 +102,7 @@ fn only_rows_that_draw_have_logits() {
     let mut chunk = row(1, 0, &[1, 2, 3], &[0]);
     chunk.draw = None;
     let outputs = run(&mut runner, vec![row(2, 0, &[4], &[1]), chunk, row(3, 0, &[5, 6], &[2])]);
-    assert!(matches!(outputs[..], [RowOutput::Drawn(_), RowOutput::Fed, RowOutput::Drawn(_)]));
+    assert!(matches!(outputs[..], [RowOutput::Drawn(_), RowOutput::Fed(_), RowOutput::Drawn(_)]));
     assert!(runner.last_logits(0).is_some() && runner.last_logits(1).is_none() && runner.last_logits(2).is_some());
     assert!(run(&mut runner, Vec::new()).is_empty());
 }

@@ -221,6 +221,30 @@ def makers_of_tokens(suite: Suite):
     answer = suite.chat(extra_body={"return_token_models": True})
     makers = answer.choices[0].model_extra["token_models"]
     counts = {name: makers.count(name) for name in makers}
+@check
+def prompt_logprobs(suite: Suite):
+    for model in suite.names:
+        answer = suite.text(model=model, prompt=[1, 2, 3], echo=True, logprobs=1, max_tokens=1)
+        lists = answer.choices[0].logprobs
+        sizes = [len(lists.tokens), len(lists.token_logprobs), len(lists.top_logprobs), len(lists.text_offset)]
+        assert sizes == [4] * 4 and answer.usage.completion_tokens == 1, sizes
+        assert lists.token_logprobs[0] is None and lists.top_logprobs[0] is None
+        for token, logprob, top in list(zip(lists.tokens, lists.token_logprobs, lists.top_logprobs))[1:]:
+            assert logprob <= 0 and top[token] == logprob and logprob <= max(top.values()) and len(top) in (1, 2)
+    for echoed in (suite.prompt, [suite.prompt, [1, 2, 3]]):
+        whole = suite.text(prompt=echoed, echo=True, logprobs=2, n=2)
+        chunks = list(suite.text(prompt=echoed, echo=True, logprobs=2, n=2, stream=True))
+        for choice in whole.choices:
+            own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == choice.index]
+            assert "".join(chunk.text for chunk in own) == choice.text
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                streamed = [entry for chunk in own if chunk.logprobs for entry in getattr(chunk.logprobs, name)]
+                assert streamed == getattr(choice.logprobs, name), name
+        first = whole.choices[0]
+        assert first.text.startswith(suite.prompt)
+        assert first.logprobs.text_offset[0] == 0 and first.logprobs.text_offset == sorted(first.logprobs.text_offset)
+
+
     assert counts == answer.usage.completion_tokens_details.model_extra["by_model"]
     chunks = suite.chat(stream=True, extra_body={"return_token_models": True})
     streamed = [name for chunk in chunks for name in chunk.choices[0].model_extra.get("token_models") or []]
@@ -256,7 +280,6 @@ def bad_requests(suite: Suite):
     image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
     refused(bad, lambda: suite.chat(messages=[{"role": "user", "content": image}]), param="messages[0].content[0].type")
     refused(bad, lambda: suite.text(prompt=[-1]), param="prompt")
-    refused(bad, lambda: suite.text(echo=True, logprobs=1), param="echo")
     for stream in (False, True):
         error = refused(bad, lambda: suite.text(prompt=[1] * 100_000, stream=stream), code="context_length_exceeded")
         assert error.body["n_prompt_tokens"] == 100_000 and error.body["n_ctx"] > 0

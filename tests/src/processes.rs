@@ -161,6 +161,7 @@ impl Ask {
             logprobs: None,
             entropy: false,
         }
+            prompt_logprobs: None,
     }
 }
 
@@ -206,6 +207,7 @@ pub async fn follow(runtime: Runtime, ask: Ask, mut each: impl FnMut(usize)) -> 
         match event {
             Event::Delta { tokens, .. } => {
                 told.extend(tokens.iter().map(|token| (token.id, token.model.index())));
+            Event::Prompt(_) => {}
                 each(told.len());
             }
             Event::Finished { reason, .. } => return Heard { told, end: Ok(reason) },

@@ -1,6 +1,6 @@
 //! What must not change an answer: routing thresholds at their ends, company in a batch, memory pressure, prefix hits,
 //! hops. On the embedded demo pair through the whole runtime, and on runners driven by hand. Owner: runtime and gpu.
-//! Invariant: comparisons are exact: tokens, models, entropies and log-probabilities bit for bit.
+//! Invariant: comparisons are exact: tokens, models, entropies and log-probabilities bit for bit, those of the prompt too.
 
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
@@ -79,7 +79,16 @@ fn problems(count: usize) -> Vec<String> {
 fn job(text: &str, target: Target, sampling: SamplingParams) -> Job {
     let ids = codec().encode(text, SpecialTokens::AsText).unwrap_or_else(|error| panic!("{error}"));
     let stop = StopRules { max_tokens: Some(OUTPUT_TOKENS), ..StopRules::default() };
-    Job { prompt: Prompt::Ids(ids), target, routing: None, sampling, stop, logprobs: Some(3), entropy: true }
+    Job {
+        prompt: Prompt::Ids(ids),
+        target,
+        routing: None,
+        sampling,
+        stop,
+        logprobs: Some(3),
+        prompt_logprobs: None,
+        entropy: true,
+    }
 }
 
 /// Greedy for even numbers, sampled in a different way for each odd one.
@@ -172,11 +181,17 @@ fn assert_same(found: &[Answered], expected: &[Answered], how: &str) {
     }
 }
 
+fn with_prompts(mut jobs: Vec<Job>) -> Vec<Job> {
+    jobs.iter_mut().for_each(|job| job.prompt_logprobs = Some(2));
+    jobs
+}
+
 /// Batches, other numbers of threads, a KV pool that is too small for all, and prefix hits: the same eight answers.
 #[test]
 fn eight_requests_together_are_answered_as_each_alone() {
-    let jobs = jobs(Target::Routed);
+    let jobs = with_prompts(jobs(Target::Routed));
     let alone = each_alone(&pair(BUSY, ROOMY), &jobs);
+    assert!(alone.iter().zip(&jobs).all(|(answer, job)| answer.prompt.len() as u32 == prompt_len(job)));
     let (hops, by_large): (u32, u32) = alone
         .iter()
         .fold((0, 0), |(hops, large), answer| (hops + answer.usage.hops, large + answer.usage.by_model[LARGE.index()]));
@@ -236,6 +251,45 @@ fn prefix_hits_change_nothing() {
         );
     assert_same(&second, &first, "the second time");
     assert!(second.iter().all(|answer| answer.usage.cached_tokens >= PAGE_TOKENS as u32));
+}
+
+/// The cache knows keys and values of prompts, not what they were thought to be worth: such a prompt is computed.
+#[test]
+fn prompts_with_log_probabilities_take_nothing_from_the_cache_and_leave_all_there() {
+    let (plain, asking) = (jobs(Target::Routed), with_prompts(jobs(Target::Routed)));
+    let fresh = together(&pair(BUSY, ROOMY), &asking);
+    let (found, after) = serve(&pair(BUSY, ROOMY), |runtime| async move {
+        ask_all(&runtime, &plain).await;
+        (ask_all(&runtime, &asking).await, ask_all(&runtime, &plain).await)
+    });
+    assert_same(&found, &fresh, "with a cache full of prompts");
+    assert!(found.iter().all(|answer| answer.usage.cached_tokens == 0));
+    assert!(after.iter().all(|answer| answer.usage.cached_tokens >= PAGE_TOKENS as u32 && answer.prompt.is_empty()));
+}
+
+/// Against the logits of a model driven by hand, a token at a time, in `f64`.
+#[test]
+fn prompts_are_scored_by_the_model_where_the_request_enters() {
+    for (target, model) in [(Target::Routed, "small"), (Target::Only(SMALL), "small"), (Target::Only(LARGE), "large")] {
+        let jobs = with_prompts(jobs(target));
+        let mut walker = Walker::new(&demo_model(model, ROOMY), 1);
+        for (job, answer) in jobs.iter().zip(together(&pair(BUSY, ROOMY), &jobs)) {
+            let Prompt::Ids(ids) = &job.prompt else { panic!("prompts are ids") };
+            assert_eq!(answer.prompt.iter().map(|token| token.id).collect::<Vec<_>>(), *ids);
+            assert_eq!(answer.prompt[0].logprobs, None);
+            walker.forget(0);
+            for (at, token) in answer.prompt.iter().enumerate().skip(1) {
+                let logits = walker.feed(0, &ids[..at]).logits;
+                let log_sum = logits.iter().map(|&logit| f64::from(logit).exp()).sum::<f64>().ln();
+                let expected = f64::from(logits[token.id as usize]) - log_sum;
+                let found = token.logprobs.as_ref().unwrap_or_else(|| panic!("none at {at}"));
+                assert!((f64::from(found.chosen) - expected).abs() < 1e-4, "{at}: {} {expected}", found.chosen);
+                let best =
+                    (0..logits.len() as u32).rev().max_by(|&a, &b| logits[a as usize].total_cmp(&logits[b as usize]));
+                assert_eq!((found.top.len(), Some(found.top[0].0)), (2, best), "{at}");
+            }
+        }
+    }
 }
 
 /// Counters of the two models, in order.

@@ -136,6 +136,7 @@ fn job(seed: u64, tokens: u32) -> Job {
         stop: StopRules { max_tokens: Some(tokens), ..StopRules::default() },
         logprobs: None,
         entropy: false,
+        prompt_logprobs: None,
     }
 }
 

@@ -1,12 +1,13 @@
 //! The books of a request that walks between three models: what each model knows and what it holds keys for. The state
 //! machine is driven by hand, without runtime, and kept beside books of plain numbers; the text must be that of the
-//! single loop of the World. Owner: the state machine. Invariant: `kv <= known <= len` at every model, after every move.
+//! single loop of the World, and half of the requests are told the log-probabilities of their prompts, whatever was
+//! computed again. Owner: the state machine. Invariant: `kv <= known <= len` at every model, after every move.
 
 use proptest::prelude::*;
 use std::sync::Arc;
-use tokenrouter_core::executor::{Executor, ExecutorLimits, Needs, PAGE_TOKENS, RowOutput, Step};
+use tokenrouter_core::executor::{Drawn, Executor, ExecutorLimits, Needs, PAGE_TOKENS, RowOutput, Step};
 use tokenrouter_core::ids::{ModelIdx, RequestId, Time};
-use tokenrouter_core::job::Target;
+use tokenrouter_core::job::{Target, TokenReport};
 use tokenrouter_core::kv::KvPool;
 use tokenrouter_core::peer::PeerReq;
 use tokenrouter_core::request::{Pending, Queued, RequestSpec, Running, Seat, Settled};
@@ -72,6 +73,7 @@ struct Walker {
     known: [u32; MODELS],
     kv: [u32; MODELS],
     told: Told,
+    prompt: Option<Vec<TokenReport>>,
     ended: bool,
 }
 
@@ -114,10 +116,11 @@ impl Walker {
             entropy: false,
         });
         let mut places = std::array::from_fn(|_| Place::Unseen);
-        places[active] = Place::Queued(Queued::arrive(spec.clone(), tokens.clone(), devices.seat(active)));
+        let queued = Queued::arrive(spec.clone(), tokens.clone(), devices.seat(active));
+        places[active] = Place::Queued(queued.with_prompt_logprobs(asks(seed).then_some(2)));
         let (mut known, told) = ([0; MODELS], Told::new());
         known[active] = prompt;
-        Walker { spec, places, active, tokens, known, kv: [0; MODELS], told, ended: false }
+        Walker { spec, places, active, tokens, known, kv: [0; MODELS], told, prompt: None, ended: false }
     }
 
     fn len(&self) -> u32 {
@@ -158,14 +161,17 @@ impl Walker {
         let output = devices.executors[me].step(&Step { rows: vec![row] }).expect("the step is sound");
         self.kv[me] = end;
         match output.rows.into_iter().next() {
-            Some(RowOutput::Fed) => self.places[me] = Place::Queued(running.fed(NOW)),
+            Some(RowOutput::Fed(none)) => self.places[me] = Place::Queued(running.fed(none, NOW)),
             Some(RowOutput::Drawn(drawn)) => self.settle(devices, running, drawn),
             other => panic!("{other:?}"),
         }
     }
 
-    fn settle(&mut self, devices: &Devices, running: Running, drawn: tokenrouter_core::executor::Drawn) {
+    fn settle(&mut self, devices: &Devices, mut running: Running, mut drawn: Drawn) {
         let me = self.active;
+        if let Some(prompt) = running.prompt_logprobs(&mut drawn).expect("the executor answers all") {
+            assert!(self.prompt.replace(prompt).is_none(), "told twice");
+        }
         let (committed, settled) = running.settle(drawn, NOW);
         if let Some(token) = committed {
             assert_eq!((token.position, token.model.index()), (self.len(), me));
@@ -209,6 +215,21 @@ impl Walker {
     }
 }
 
+/// Whether a request asks for the log-probabilities of its prompt.
+fn asks(seed: u64) -> bool {
+    seed.is_multiple_of(2)
+}
+
+/// What is told of a prompt, by the model where it entered.
+fn of_prompt(language: &Language, prompt: &[u32], home: ModelIdx) -> Vec<TokenReport> {
+    let report = |(at, &id): (usize, &u32)| {
+        let said = || language.next(SKILLS[home.index()], &prompt[..at]).0;
+        let logprobs = (at > 0).then(|| language.logprobs(said(), id, 2));
+        TokenReport { id, model: home, entropy: None, logprobs }
+    };
+    prompt.iter().enumerate().map(report).collect()
+}
+
 proptest! {
     #[test]
     fn books_and_text_of_random_walks_are_right(
@@ -234,6 +255,8 @@ proptest! {
             let prompt = &walker.tokens[..*prompt as usize];
             let expected = tell(&language, &SKILLS, &Walk, (prompt, *seed, *max));
             prop_assert_eq!(&walker.told, &expected, "{:?}", walker.spec);
+            let expected = asks(*seed).then(|| of_prompt(&language, prompt, walker.spec.home));
+            prop_assert_eq!(&walker.prompt, &expected, "{:?}", walker.spec);
         }
         drop(walkers);
         for pool in &devices.pools {

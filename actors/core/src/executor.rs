@@ -66,6 +66,20 @@ pub struct Row {
     pub pages: Vec<PageId>,
     /// How to draw the next token; `None` for a prefill chunk that is not the last.
     pub draw: Option<Draw>,
+    /// Tokens whose log-probabilities are wanted.
+    pub targets: Option<Targets>,
+}
+
+/// How probable were these tokens? `tokens[i]` is asked for after token `first + i` of the row, so there are no more of
+/// them than tokens from there on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Targets {
+    /// Place in the row of the token that comes before the first target.
+    pub first: u32,
+    /// The tokens, whether they follow in the row or in a later one.
+    pub tokens: Vec<TokenId>,
+    /// Most probable tokens to report beside each.
+    pub alternatives: u8,
 }
 
 /// How the token after a row is drawn and what is reported beside it.
@@ -93,8 +107,8 @@ pub struct StepOutput {
 /// What became of a row.
 #[derive(Clone, Debug)]
 pub enum RowOutput {
-    /// Consumed; nothing was to be drawn.
-    Fed,
+    /// Consumed; nothing was to be drawn. The log-probabilities of the row's targets.
+    Fed(Vec<TokenLogprobs>),
     /// Consumed and a candidate drawn (not yet committed: the routing decision comes next).
     Drawn(Drawn),
     /// This row cannot go on (for example: its logits are not numbers). Other rows are unaffected.
@@ -110,6 +124,8 @@ pub struct Drawn {
     pub signals: Signals,
     /// Log-probabilities, when asked for.
     pub logprobs: Option<TokenLogprobs>,
+    /// Log-probabilities of the row's targets.
+    pub targets: Vec<TokenLogprobs>,
 }
 
 /// Signals a routing algorithm may read; fields that were not asked for are empty.
@@ -144,7 +160,7 @@ impl Entropy {
 /// Log-probabilities at one position, from the raw logits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
-    /// Of the drawn token.
+    /// Of the drawn token, or of the target.
     pub chosen: f32,
     /// The most probable tokens, descending.
     pub top: Vec<(TokenId, f32)>,

@@ -66,15 +66,18 @@ pub struct Job {
     /// Report log-probabilities of each token and of this many alternatives.
     pub logprobs: Option<u8>,
     /// Report the entropy behind each token even if the algorithm does not read it.
+    /// Report log-probabilities of the prompt's tokens too, and of this many alternatives: those of the model where the
+    /// job enters. Nothing of the prompt is taken from its prefix cache then.
+    pub prompt_logprobs: Option<u8>,
     pub entropy: bool,
 }
 
-/// One committed token as reported to the user.
+/// One token as reported to the user: committed, or of the prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenReport {
     /// The token.
     pub id: TokenId,
-    /// Who made it.
+    /// Who made it; of a token of the prompt, whose log-probabilities these are.
     pub model: ModelIdx,
     /// Normalised entropy of the distribution it came from, when known.
     pub entropy: Option<f32>,
@@ -124,6 +127,8 @@ pub struct Usage {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// New text and the tokens behind it. Text may lag the tokens (unfinished characters, possible stop strings),
+    /// The tokens of the prompt with their log-probabilities (the first has none): once and before all else, if asked for.
+    Prompt(Vec<TokenReport>),
     /// so either may be empty.
     Delta {
         /// Text to append.

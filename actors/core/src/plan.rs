@@ -185,7 +185,7 @@ mod tests {
     /// Feeds a request its first chunk and queues it again.
     fn begun(queued: Queued, limits: &ExecutorLimits, pool: &KvPool, now: u64) -> Queued {
         let mut plan = plan(vec![queued], limits, pool, Needs::default());
-        plan.running.pop().expect("it takes part").fed(Time(now))
+        plan.running.pop().expect("it takes part").fed(Vec::new(), Time(now))
     }
 
     /// The younger request waited longer and would fill the step, but the older one holds the memory it needs.

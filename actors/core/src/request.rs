@@ -4,16 +4,18 @@
 //! dropped candidate costs nothing.
 
 mod body;
+mod prompt;
 mod spec;
 
-use crate::executor::{Draw, Drawn, Needs, PAGE_TOKENS, Row};
+use crate::executor::{Draw, Drawn, Needs, PAGE_TOKENS, Row, TokenLogprobs};
 use crate::ids::{ModelIdx, RequestId, Time, TokenId};
-use crate::job::{Failure, Target};
+use crate::job::{Failure, Target, TokenReport};
 use crate::kv::{KvPool, KvShort};
 use crate::live::LiveNotes;
 use crate::peer::{PeerError, PeerReq};
 use crate::routing::{Handoff, Route, StepView};
 use body::{Body, checked};
+use prompt::PromptLogprobs;
 pub use spec::{Committed, RequestSpec};
 use std::sync::Arc;
 
@@ -77,6 +79,12 @@ impl Queued {
         body.known[seat.me.index()] = body.tokens.len() as u32;
         body.count_from(0);
         Queued { body, since: seat.now }
+    }
+
+    /// With log-probabilities of its prompt's tokens, and of this many alternatives, if they are wanted.
+    pub fn with_prompt_logprobs(mut self, alternatives: Option<u8>) -> Self {
+        self.body.prompt = alternatives.map(PromptLogprobs::new);
+        self
     }
 
     /// A request that visits this model for the first time.
@@ -148,9 +156,10 @@ impl Queued {
     }
 
     /// Looks the tokens up in the prefix cache, once, when it is new here; a request that comes back from a peer is not
-    /// looked up unless it was [parked](Pending::park).
+    /// looked up unless it was [parked](Pending::park). The cache knows no log-probabilities, so a prompt whose are wanted
+    /// is computed.
     pub fn adopt_prefix(&mut self) {
-        if std::mem::take(&mut self.body.fresh) {
+        if std::mem::take(&mut self.body.fresh) && self.body.prompt.is_none() {
             let found = self.body.lease.adopt_prefix(&self.body.tokens);
             if self.body.hops == 0 {
                 self.body.cached = found;
@@ -179,8 +188,10 @@ impl Queued {
             needs,
             logprobs: body.spec.logprobs,
         });
-        let tokens = body.tokens[start as usize..end as usize].to_vec();
-        let row = Row { request: body.spec.id, start, tokens, pages: body.lease.pages(), draw };
+        let range = start as usize..end as usize;
+        let targets = body.prompt.as_ref().and_then(|prompt| prompt.ask(&body.tokens, range.clone()));
+        let tokens = body.tokens[range].to_vec();
+        let row = Row { request: body.spec.id, start, tokens, pages: body.lease.pages(), draw, targets };
         Ok((Running { body, consumes: end, draws }, row))
     }
 
@@ -223,11 +234,22 @@ impl Running {
         self.draws
     }
 
-    /// A prefill chunk is done: back to the queue for the next.
-    pub fn fed(mut self, now: Time) -> Queued {
+    /// A prefill chunk is done, and its targets have their answers: back to the queue for the next.
+    pub fn fed(mut self, targets: Vec<TokenLogprobs>, now: Time) -> Queued {
+        self.body.take_targets(targets);
         self.body.lease.consumed(self.consumes);
         self.body.attempts = 0;
         Queued { body: self.body, since: now }
+    }
+
+    /// A candidate was drawn: what its user is told of the prompt, if log-probabilities of it were wanted; once.
+    ///
+    /// # Errors
+    /// What the executor left out.
+    pub fn prompt_logprobs(&mut self, drawn: &mut Drawn) -> Result<Option<Vec<TokenReport>>, String> {
+        let body = &mut self.body;
+        body.take_targets(std::mem::take(&mut drawn.targets));
+        body.prompt.take().map(|prompt| prompt.report(&body.tokens, body.me)).transpose()
     }
 
     /// A candidate was drawn: route, commit or drop it, and move on.

@@ -4,7 +4,7 @@
 
 use crate::executor::{
     Drawn, Entropy, Executor, ExecutorError, ExecutorLimits, Needs, PAGE_TOKENS, Row, RowOutput, Signals, Step,
-    StepOutput,
+    StepOutput, TokenLogprobs,
 };
 use crate::ids::TokenId;
 use crate::rng::mix;
@@ -62,6 +62,14 @@ impl Language {
             top: (0..u32::from(needs.top_k).min(self.vocab)).map(rank).collect(),
             hidden: if needs.hidden { vec![unsure, 1.0 - unsure] } else { Vec::new() },
         }
+    }
+
+    /// What a model that says `said` thinks of `token`: the further behind in the vocabulary, the less probable.
+    pub fn logprobs(&self, said: TokenId, token: TokenId, alternatives: u8) -> TokenLogprobs {
+        let at = |place: u32| -0.25 - place as f32;
+        let ranked = |place: u32| ((said + place) % self.vocab, at(place));
+        let place = (token % self.vocab + self.vocab - said % self.vocab) % self.vocab;
+        TokenLogprobs { chosen: at(place), top: (0..u32::from(alternatives).min(self.vocab)).map(ranked).collect() }
     }
 
     /// The text of one model alone: the reference of every scheduling test.
@@ -167,15 +175,27 @@ impl SimExecutor {
             .ok_or_else(|| ExecutorError::Step(format!("{}: a position before {end} has no key", row.request)))
     }
 
-    fn draw(&self, row: &Row) -> Result<RowOutput, ExecutorError> {
-        let Some(draw) = &row.draw else { return Ok(RowOutput::Fed) };
-        let said = self.language.next(self.skill, &self.prefix(row)?);
+    fn targets(&self, row: &Row, prefix: &[TokenId]) -> Vec<TokenLogprobs> {
+        let Some(targets) = &row.targets else { return Vec::new() };
+        let answer = |(before, &token): (usize, &TokenId)| {
+            let (said, _) = self.language.next(self.skill, &prefix[..before]);
+            self.language.logprobs(said, token, targets.alternatives)
+        };
+        (row.start as usize + targets.first as usize + 1..).zip(&targets.tokens).map(answer).collect()
+    }
+
+    fn answer(&self, row: &Row) -> Result<RowOutput, ExecutorError> {
+        let prefix = if row.draw.is_some() || row.targets.is_some() { self.prefix(row)? } else { Vec::new() };
+        let targets = self.targets(row, &prefix);
+        let Some(draw) = &row.draw else { return Ok(RowOutput::Fed(targets)) };
+        let said = self.language.next(self.skill, &prefix);
         let signals = self.language.signals(draw.needs, said, self.limits.vocab_width);
         let mut token = said.0;
         while draw.banned.contains(&token) {
             token = (token + 1) % self.language.vocab;
         }
-        Ok(RowOutput::Drawn(Drawn { token, signals, logprobs: None }))
+        let logprobs = draw.logprobs.map(|alternatives| self.language.logprobs(said.0, token, alternatives));
+        Ok(RowOutput::Drawn(Drawn { token, signals, logprobs, targets }))
     }
 }
 
@@ -201,7 +221,7 @@ impl Executor for SimExecutor {
         for row in &step.rows {
             self.consume(row)?;
         }
-        let rows = step.rows.iter().map(|row| self.draw(row)).collect::<Result<_, _>>()?;
+        let rows = step.rows.iter().map(|row| self.answer(row)).collect::<Result<_, _>>()?;
         Ok(StepOutput { rows })
     }
 }

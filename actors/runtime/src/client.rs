@@ -5,6 +5,8 @@
 //! and the next step's start. So what comes is held while a [`Lap`] goes around the ring, behind the messages that lead
 //! to the next step: if one can start it has been handed over when the lap is back, and if none can nothing waits for it.
 
+mod prompt;
+
 use crate::board::{ClientSnapshot, Role, Snapshot};
 use crate::messages::{Announce, Emit, Enqueue, Lap, Lost, OwnLive, Release, Stop, Submit, Ticket};
 use crate::stream::{Added, Start, Transcript};
@@ -82,7 +84,7 @@ impl Client {
         let spec = Arc::new(self.describe(id, &job, prompt.len())?);
         self.warn_if_greedy(&job);
         let (sink, events) = mpsc::channel(self.room_for(&spec));
-        let prompt_tokens = spec.prompt_len;
+        let (prompt_tokens, prompt_logprobs) = (spec.prompt_len, job.prompt_logprobs);
         self.open(&spec, job, sink, ctx);
         let seat = Seat {
             me: self.place.me,
@@ -94,7 +96,7 @@ impl Client {
             let ahead = Ahead { spec: Arc::clone(&spec), prompt: prompt.clone() };
             self.place.post(&self.place.children.inter_model, Announce(Arc::new(ahead)));
         }
-        let queued = Queued::arrive(spec, prompt, seat);
+        let queued = Queued::arrive(spec, prompt, seat).with_prompt_logprobs(prompt_logprobs);
         self.place.post(&self.place.children.batcher, Enqueue(vec![queued]));
         Ok(Ticket { prompt_tokens, events })
     }
@@ -110,10 +112,10 @@ impl Client {
         }
     }
 
-    /// Events of a stream, at most: one per token and the end. A slow reader therefore never holds up an actor, and
-    /// what it may leave unread is bounded by the length of its answer.
+    /// Events of a stream, at most: the prompt, one per token, and the end. A slow reader therefore never holds up an
+    /// actor, and what it may leave unread is bounded by the length of its prompt and answer.
     fn room_for(&self, spec: &RequestSpec) -> usize {
-        (spec.len_max - spec.prompt_len) as usize + 2
+        (spec.len_max - spec.prompt_len) as usize + 3
     }
 
     fn tokenise(&self, prompt: &Prompt) -> Result<Vec<TokenId>, Refusal> {

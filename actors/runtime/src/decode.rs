@@ -4,15 +4,15 @@
 
 use crate::board::{DecodeSnapshot, Role, Snapshot};
 use crate::messages::{
-    Depart, Departing, Emit, Enqueue, Epoch, ExecutorLost, ExecutorReplaced, Forward, Lap, Ready, Release, RunBatch,
-    RunStep, Stepped, Stop,
+    Depart, Departing, Emit, Enqueue, Epoch, ExecutorLost, ExecutorReplaced, Forward, Lap, PromptRead, Ready, Release,
+    RunBatch, RunStep, Stepped, Stop,
 };
 use crate::subserver::Place;
 use actix::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokenrouter_core::executor::{ExecutorError, Row, RowOutput, Step, StepOutput};
+use tokenrouter_core::executor::{Drawn, ExecutorError, Row, RowOutput, Step, StepOutput};
 use tokenrouter_core::ids::{ModelIdx, RequestId, Time};
 use tokenrouter_core::job::{Failure, Target};
 use tokenrouter_core::peer::PeerFrame;
@@ -48,6 +48,8 @@ pub struct Decode {
 struct Outcome {
     stay: Vec<Queued>,
     leave: Vec<Departing>,
+    /// Of requests that entered here.
+    prompts: Vec<PromptRead>,
     /// Per home of the stream.
     emits: BTreeMap<ModelIdx, Vec<Committed>>,
     lost: Vec<(ModelIdx, RequestId, Failure)>,
@@ -157,38 +159,45 @@ impl Decode {
                 continue;
             }
             match row {
-                RowOutput::Fed => outcome.stay.push(running.fed(now)),
+                RowOutput::Fed(targets) => outcome.stay.push(running.fed(targets, now)),
                 RowOutput::Failed(_) if running.is_ahead() => drop(running),
                 RowOutput::Failed(reason) => {
                     drop(running);
                     outcome.lost.push((home, id, self.failure(reason)));
                 }
-                RowOutput::Drawn(drawn) => {
-                    let is_routed = running.spec().target == Target::Routed;
-                    let (token, next) = running.settle(drawn, now);
-                    if is_routed && let Some(to) = way(self.place.me, &next) {
-                        self.observer.went(to.index(), token.is_some().into());
-                    }
-                    match &token {
-                        Some(_) => self.said.committed += 1,
-                        None => self.said.dropped += 1,
-                    }
-                    if let Some(token) = token {
-                        outcome.emits.entry(home).or_default().push(token);
-                    }
-                    match next {
-                        Settled::Stay(queued) => outcome.stay.push(queued),
-                        Settled::Leave(pending, request) => outcome.leave.push(Departing { pending, request }),
-                        Settled::Done(_) => {}
-                        Settled::Failed(_, failure) => outcome.lost.push((home, id, failure)),
-                    }
-                }
+                RowOutput::Drawn(drawn) => self.drawn((running, drawn), now, &mut outcome),
             }
         }
         outcome
     }
 
     fn retry(&mut self, running: Vec<Running>, fault: &ExecutorError) -> Outcome {
+    fn drawn(&mut self, (mut running, mut drawn): (Running, Drawn), now: Time, outcome: &mut Outcome) {
+        let (id, home) = (running.id(), running.spec().home);
+        match running.prompt_logprobs(&mut drawn) {
+            Ok(prompt) => outcome.prompts.extend(prompt.map(|prompt| PromptRead(id, prompt))),
+            Err(reason) => return outcome.lost.push((home, id, self.failure(reason))),
+        }
+        let is_routed = running.spec().target == Target::Routed;
+        let (token, next) = running.settle(drawn, now);
+        if is_routed && let Some(to) = way(self.place.me, &next) {
+            self.observer.went(to.index(), token.is_some().into());
+        }
+        match &token {
+            Some(_) => self.said.committed += 1,
+            None => self.said.dropped += 1,
+        }
+        if let Some(token) = token {
+            outcome.emits.entry(home).or_default().push(token);
+        }
+        match next {
+            Settled::Stay(queued) => outcome.stay.push(queued),
+            Settled::Leave(pending, request) => outcome.leave.push(Departing { pending, request }),
+            Settled::Done(_) => {}
+            Settled::Failed(_, failure) => outcome.lost.push((home, id, failure)),
+        }
+    }
+
         let now = self.place.clock.now();
         let mut outcome = Outcome::default();
         for running in running {
@@ -212,10 +221,13 @@ impl Decode {
         Failure::Executor { model: self.place.name().to_owned(), reason }
     }
 
-    /// Tokens first, then control: a peer's next token must find this one delivered.
+    /// Prompts first, then tokens, then control: a peer's next token must find this one delivered.
     fn send_on(&mut self, outcome: Outcome) {
         let children = &self.place.children;
         for (home, tokens) in outcome.emits {
+        for prompt in outcome.prompts {
+            self.place.post(&children.client, prompt);
+        }
             if home == self.place.me {
                 self.place.post(&children.client, Emit(tokens));
             } else {

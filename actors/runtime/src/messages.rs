@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokenrouter_core::execution::{Offer, Word};
 use tokenrouter_core::executor::{ExecutorError, Step, StepOutput};
 use tokenrouter_core::ids::{ModelIdx, RequestId};
-use tokenrouter_core::job::{Event, Failure, Job, Refusal};
+use tokenrouter_core::job::{Event, Failure, Job, Refusal, TokenReport};
 use tokenrouter_core::peer::{Ahead, Envelope, PeerFrame, PeerReq};
 use tokenrouter_core::request::{Committed, Pending, Queued};
 use tokenrouter_core::theory::table::Table;
@@ -118,6 +118,11 @@ pub struct Ready {
     /// Short of memory or budget; to be offered again when something changed.
     pub deferred: Vec<Queued>,
 }
+
+/// Decode -> Client: the prompt of this request with its log-probabilities; before its first token.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct PromptRead(pub RequestId, pub Vec<TokenReport>);
 
 /// Decode, InterModel -> Client: committed tokens.
 #[derive(Debug, Message)]

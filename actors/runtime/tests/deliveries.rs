@@ -113,7 +113,7 @@ impl Executor for Counter {
         }
         let rows = step.rows.iter().map(|row| match row.draw {
             Some(_) => RowOutput::Drawn(Drawn { token: row.start + row.tokens.len() as u32, ..Drawn::default() }),
-            None => RowOutput::Fed,
+            None => RowOutput::Fed(Vec::new()),
         });
         Ok(StepOutput { rows: rows.collect() })
     }
@@ -169,6 +169,7 @@ async fn submit(runtime: &Runtime, seed: u64, (prompt, tokens): (u32, u32)) -> R
         logprobs: None,
         entropy: false,
     };
+        prompt_logprobs: None,
     runtime.submit(job).await.expect("there is room")
 }
 

@@ -62,6 +62,7 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
             ..StopRules::default()
         },
         logprobs: None,
+        prompt_logprobs: None,
         entropy: args.json,
     };
     let color = !args.json && args.color.wanted(context.environment.no_color);

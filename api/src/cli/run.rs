@@ -53,6 +53,7 @@ pub async fn generate(
     let (mut text, mut tokens, mut first_token) = (String::new(), Vec::new(), None);
     while let Some(event) = events.recv().await {
         match event {
+            Event::Prompt(_) => {}
             Event::Delta { text: new, tokens: more } => {
                 if !more.is_empty() {
                     first_token.get_or_insert_with(|| started.elapsed());

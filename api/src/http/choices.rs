@@ -21,6 +21,8 @@ pub struct Choices {
 /// A choice that ended well.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
+    /// The tokens of its prompt, if their log-probabilities were wanted.
+    pub prompt: Vec<TokenReport>,
     /// Its text.
     pub text: String,
     /// The tokens behind it.
@@ -95,16 +97,19 @@ impl Choices {
     /// The first failure; the other choices are aborted.
     pub async fn collect(mut self) -> Result<Vec<Outcome>, Failure> {
         let mut running: Vec<(String, Vec<TokenReport>)> = vec![Default::default(); self.prompt_tokens.len()];
+        let mut prompts: Vec<Vec<TokenReport>> = vec![Vec::new(); running.len()];
         let mut outcomes: Vec<Option<Outcome>> = vec![None; running.len()];
         while let Some((index, event)) = self.next().await {
             match event {
+                Event::Prompt(tokens) => prompts[index] = tokens,
                 Event::Delta { text, tokens } => {
                     running[index].0.push_str(&text);
                     running[index].1.extend(tokens);
                 }
                 Event::Finished { reason, usage } => {
                     let (text, tokens) = std::mem::take(&mut running[index]);
-                    outcomes[index] = Some(Outcome { text, tokens, reason, usage });
+                    let prompt = std::mem::take(&mut prompts[index]);
+                    outcomes[index] = Some(Outcome { prompt, text, tokens, reason, usage });
                 }
                 Event::Failed(failure) => return Err(failure),
             }
@@ -135,7 +140,7 @@ impl Stream for Choice {
             // The engine promises an ending; if it breaks the promise the client still gets one.
             Poll::Ready(None) => Event::Failed(Failure::Internal("the engine dropped the request".to_owned())),
         };
-        self.ended = !matches!(event, Event::Delta { .. });
+        self.ended = matches!(event, Event::Finished { .. } | Event::Failed(_));
         self.watch.event(&event);
         Poll::Ready(Some((self.index, event)))
     }

@@ -31,13 +31,15 @@ pub async fn create(
     let echoes = text.prompts.iter().map(|prompt| if text.echo { shown(&*app.codec, prompt) } else { String::new() });
     let echoes: Vec<String> = echoes.flat_map(|echo| std::iter::repeat_n(echo, n as usize)).collect();
     let prompts = app.tokenising.prompts(text.prompts, served.context_len).await?;
+    let prompt_logprobs = text.logprobs.filter(|_| text.echo);
     let of_prompt = |prompt: Prompt| -> Vec<Job> {
-        (0..n).map(|choice| text.generation.job(place, prompt.clone(), choice)).collect()
+        let job = |choice| Job { prompt_logprobs, ..text.generation.job(place, prompt.clone(), choice) };
+        (0..n).map(job).collect()
     };
     let jobs = prompts.into_iter().flat_map(of_prompt).collect();
     let detail = app.detail(text.logprobs.is_some(), text.generation.token_models);
-    let plan =
-        Answer { dialect: Text::new(detail, echoes), jobs, per_prompt: n as usize, generation: &text.generation };
+    let dialect = Text { tells_prompts: prompt_logprobs.is_some(), ..Text::new(detail, echoes) };
+    let plan = Answer { dialect, jobs, per_prompt: n as usize, generation: &text.generation };
     answer(&app, plan).await
 }
 
@@ -62,6 +64,8 @@ pub struct Text {
     echoes: Vec<String>,
     positions: Vec<TextPosition>,
     spaces: Vec<Space>,
+    /// The echoes come with the log-probabilities of the prompts.
+    tells_prompts: bool,
 }
 
 /// The one space at the head of a text that decoding drops. It belongs there when the echo of the prompt comes before.
@@ -98,11 +102,11 @@ impl Space {
 impl Text {
     /// One echo (maybe empty) for each choice.
     pub fn new(detail: Detail, echoes: Vec<String>) -> Self {
-        let positions = echoes.iter().map(|echo| TextPosition::after(echo.chars().count())).collect();
+        let positions = echoes.iter().map(|echo| TextPosition::after(echo)).collect();
         let drops = detail.codec.strips_leading_space();
         let space = |echo: &String| if drops && !echo.is_empty() { Space::Unknown } else { Space::Settled };
         let spaces = echoes.iter().map(space).collect();
-        Text { detail, echoes, positions, spaces }
+        Text { detail, echoes, positions, spaces, tells_prompts: false }
     }
 
     /// New text of a choice, with the space that decoding dropped if it follows an echo.
@@ -117,6 +121,10 @@ impl Text {
         let position = self.positions.get_mut(index).filter(|_| self.detail.logprobs)?;
         Some(logprobs::legacy(&*self.detail.codec, tokens, position))
     }
+
+    fn prompt_logprobs(&self, echo: &str, tokens: &[TokenReport]) -> Option<LegacyLogprobs> {
+        self.tells_prompts.then(|| logprobs::legacy_prompt(&*self.detail.codec, tokens, echo))
+    }
 }
 
 impl Dialect for Text {
@@ -128,18 +136,33 @@ impl Dialect for Text {
 
     fn whole(&mut self, index: usize, outcome: Outcome) -> TextChoice {
         let echo = self.echoes.get_mut(index).map(std::mem::take).unwrap_or_default();
+        let mut logprobs = self.prompt_logprobs(&echo, &outcome.prompt);
+        match (&mut logprobs, self.logprobs(index, &outcome.tokens)) {
+            (Some(logprobs), Some(more)) => logprobs.extend(more),
+            (logprobs, more) => *logprobs = more,
+        }
         TextChoice {
             index,
             text: echo + self.spaced(index, outcome.text, &outcome.tokens).as_str(),
-            logprobs: self.logprobs(index, &outcome.tokens),
+            logprobs,
             ending: Ending::from(&outcome.reason),
             token_models: self.detail.makers(&outcome.tokens),
         }
     }
 
+    /// An echo with log-probabilities comes when they do.
     fn opening(&mut self, index: usize) -> Option<TextChoice> {
+        if self.tells_prompts {
+            return None;
+        }
         let text = self.echoes.get_mut(index).map(std::mem::take).filter(|echo| !echo.is_empty())?;
         Some(TextChoice { index, text, logprobs: None, ending: Ending::default(), token_models: None })
+    }
+
+    fn prompt(&mut self, index: usize, tokens: &[TokenReport]) -> Option<TextChoice> {
+        let text = self.echoes.get_mut(index).map(std::mem::take)?;
+        let logprobs = self.prompt_logprobs(&text, tokens);
+        Some(TextChoice { index, text, logprobs, ending: Ending::default(), token_models: None })
     }
 
     fn part(&mut self, piece: Piece) -> TextChoice {

@@ -28,6 +28,11 @@ pub trait Dialect {
     /// What a choice's stream starts with, before anything was generated.
     fn opening(&mut self, index: usize) -> Option<Self::Part>;
 
+    /// The prompt of a choice with its log-probabilities; none where they are not told.
+    fn prompt(&mut self, _index: usize, _tokens: &[TokenReport]) -> Option<Self::Part> {
+        None
+    }
+
     /// New text and tokens, or the end of a choice.
     fn part(&mut self, piece: Piece) -> Self::Part;
 

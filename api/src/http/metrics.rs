@@ -206,6 +206,7 @@ impl Watch {
 
     fn committed(&mut self, count: u32) {
         if count == 0 {
+            Event::Prompt(_) => {}
             return;
         }
         let (series, label) = (&self.meter.series, [&*self.meter.model]);

@@ -66,6 +66,11 @@ impl<D: Dialect> Writer<D> {
                 tokens.iter().for_each(|report| self.tally.token(index, report.model.index()));
                 let worth_a_chunk = !text.is_empty()
                     || !tokens.is_empty() && (self.dialect.carries_tokens() || self.streaming.usage_always);
+            Event::Prompt(tokens) => {
+                let part = self.dialect.prompt(index, &tokens);
+                let text = part.map(|part| self.chunk(vec![part])).unwrap_or_default();
+                return Frames { text, last: false };
+            }
                 if !worth_a_chunk {
                     return Frames { text: String::new(), last: false };
                 }

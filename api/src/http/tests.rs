@@ -178,6 +178,37 @@ async fn legacy_logprobs_offsets_run_on_across_chunks_and_echo() {
 }
 
 #[actix_web::test]
+async fn an_echo_with_logprobs_begins_with_those_of_the_prompt() {
+    let prompt = || {
+        let mut tokens: Vec<_> = "hi".bytes().map(|byte| super::testing::report(byte.into(), 0, -0.5)).collect();
+        tokens[0].logprobs = None;
+        Event::Prompt(tokens)
+    };
+    let script = || Ok(vec![prompt(), delta("!"), finished("length")]);
+    let body = json!({"prompt": "hi", "echo": true, "logprobs": 1, "return_token_models": true});
+    let engine = ScriptedEngine::new([script()]);
+    let whole = send(&engine, TestRequest::post().uri(TEXT).set_json(text(body.clone()))).await.json();
+    assert_eq!(engine.jobs()[0].prompt_logprobs, Some(1));
+    let (choice, lists) = (&whole["choices"][0], &whole["choices"][0]["logprobs"]);
+    assert_eq!((&choice["text"], &lists["tokens"]), (&json!("hi!"), &json!(["h", "i", "!"])));
+    assert_eq!(lists["token_logprobs"], json!([null, -0.5, -0.25]));
+    assert_eq!(lists["top_logprobs"], json!([null, {"i": -0.5}, {"!": -0.25}]));
+    assert_eq!(lists["text_offset"], json!([0, 1, 2]));
+    assert_eq!(choice["token_models"], json!(["small"]), "of the tokens that were made");
+
+    let mut body = text(body);
+    body["stream"] = json!(true);
+    let events = post(TEXT, vec![script()], body).await.events();
+    let parts: Vec<_> = events.iter().map(|event| event["choices"][0].clone()).collect();
+    assert_eq!((&parts[0]["text"], &parts[1]["text"]), (&json!("hi"), &json!("!")));
+    assert_eq!(parts[0]["logprobs"]["token_logprobs"], json!([null, -0.5]));
+    assert_eq!((&parts[1]["logprobs"]["text_offset"], events.len()), (&json!([2]), 3));
+    let engine = ScriptedEngine::new([hello()]);
+    send(&engine, TestRequest::post().uri(TEXT).set_json(text(json!({"logprobs": 1})))).await.json();
+    assert_eq!(engine.jobs()[0].prompt_logprobs, None);
+}
+
+#[actix_web::test]
 async fn lists_of_prompts_number_their_choices_and_seeds() {
     let engine = ScriptedEngine::new((0..4).map(|_| hello()));
     let body = text(json!({"prompt": ["a", "b"], "n": 2, "seed": 5}));

@@ -67,6 +67,7 @@ fn mean_losses(runner: &mut Runner<Cpu>, windows: &[Vec<TokenId>], pages: u32) -
         tokens: windows[window][from..to].to_vec(),
         pages: (window as u32 * pages..(window as u32 + 1) * pages).collect(),
         draw: Some(draw.clone()),
+        targets: None,
     };
     let (half, end) = (windows[0].len() / 2, windows[0].len());
     let mut sums = vec![0.0; windows.len()];

@@ -107,7 +107,7 @@ pub struct Memory<O: Ops> {
 }
 
 impl<O: Ops> Decoder<O> {
-    /// Runs a batch: writes its keys and values to `memory.kv`, and the hidden rows of its outputs to `memory.scratch`.
+    /// Runs a batch: writes its keys and values to `memory.kv`; what [`Decoder::outputs`] reads is in `memory.scratch` then.
     pub fn forward(&self, ops: &mut O, batch: &Batch, memory: &mut Memory<O>) {
         ops.begin();
         ops.embed(&self.embed, &batch.tokens, &mut memory.scratch.residual.sum);
@@ -125,25 +125,22 @@ impl<O: Ops> Decoder<O> {
             ops.add_rms_norm(&mut scratch.residual, &layer.mlp_norm, &mut scratch.normed);
             layer.mlp.forward(ops, scratch);
         }
-        if !batch.outputs.is_empty() {
-            self.outputs(ops, &batch.outputs, &mut memory.scratch);
-        }
     }
 
-    /// Final norm of some rows.
-    fn outputs(&self, ops: &mut O, rows: &[u32], scratch: &mut Scratch<O>) {
+    /// Final norm of some rows of the last batch, as many as there is room for outputs: they are the outputs from now on.
+    pub fn outputs(&self, ops: &mut O, rows: &[u32], scratch: &mut Scratch<O>) {
         ops.select(&scratch.residual.sum, rows, &mut scratch.last.sum);
         ops.select(&scratch.residual.delta, rows, &mut scratch.last.delta);
         ops.add_rms_norm(&mut scratch.last, &self.final_norm, &mut scratch.outputs);
     }
 
-    /// The head on all output rows of the last batch: answers to `asks`, and the logits that they keep.
+    /// The head on all outputs: answers to `asks`, and the logits that they keep.
     pub fn head(&self, ops: &mut O, (asks, column): (&[Ask], Option<TokenId>), scratch: &mut Scratch<O>) {
         let matrix = self.head.as_ref().unwrap_or(&self.embed);
         ops.head(HeadInput { hidden: &scratch.outputs, matrix, asks, column }, &mut scratch.head);
     }
 
-    /// Multiplies one output row of the last batch once more and keeps its logits, in the place of all others.
+    /// Multiplies one of the outputs once more and keeps its logits, in the place of all others.
     pub fn logits(&self, ops: &mut O, (output, column): (u32, Option<TokenId>), scratch: &mut Scratch<O>) {
         let asks = &[Ask { real_vocab: 1, keep: true, ..Ask::default() }];
         let matrix = self.head.as_ref().unwrap_or(&self.embed);

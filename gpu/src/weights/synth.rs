@@ -362,6 +362,7 @@ mod tests {
                 tokens: (0..40).collect(),
                 pages: vec![0, 1, 2],
                 draw: Some(draw),
+                targets: None,
             };
             let output = runner.step(&Step { rows: vec![row] }).unwrap();
             let RowOutput::Drawn(drawn) = &output.rows[0] else { panic!("{output:?}") };

@@ -317,7 +317,8 @@ pub fn draw_with(params: SamplingParams) -> Draw {
 /// A row of a request whose page table is `pages`.
 pub fn row(request: u64, start: usize, tokens: &[TokenId], pages: &[PageId]) -> Row {
     let request = RequestId(request);
-    Row { request, start: start as u32, tokens: tokens.to_vec(), pages: pages.to_vec(), draw: Some(greedy()) }
+    let (tokens, pages) = (tokens.to_vec(), pages.to_vec());
+    Row { request, start: start as u32, tokens, pages, draw: Some(greedy()), targets: None }
 }
 
 /// Page `p` of a request's table: scattered, and disjoint for requests below 8.

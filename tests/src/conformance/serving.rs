@@ -36,6 +36,8 @@ pub struct Setup {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answered {
     /// Tokens with model, entropy and log-probabilities.
+    /// The prompt with log-probabilities, if they were wanted.
+    pub prompt: Vec<TokenReport>,
     pub tokens: Vec<TokenReport>,
     /// Their text.
     pub text: String,
@@ -110,17 +112,21 @@ pub async fn ask(runtime: &Runtime, job: Job) -> Answered {
 
 async fn follow(runtime: &Runtime, job: Job) -> Answered {
     let mut reply = runtime.submit(job).await.unwrap_or_else(|refusal| panic!("refused: {refusal}"));
-    let (mut tokens, mut text) = (Vec::new(), String::new());
+    let (mut prompt, mut tokens, mut text) = (Vec::new(), Vec::new(), String::new());
     loop {
         match reply.events.recv().await {
             Some(Event::Delta { text: more, tokens: new }) => {
                 text.push_str(&more);
+            Some(Event::Prompt(tokens_of_it)) => {
+                assert!(prompt.is_empty() && tokens.is_empty(), "the prompt comes once and first");
+                prompt = tokens_of_it;
+            }
                 tokens.extend(new);
             }
             Some(Event::Finished { reason, usage }) => {
                 assert_eq!(usage.completion_tokens as usize, tokens.len());
                 assert_eq!(usage.by_model.iter().sum::<u32>(), usage.completion_tokens);
-                return Answered { tokens, text, reason, usage };
+                return Answered { prompt, tokens, text, reason, usage };
             }
             other => panic!("the job ended in {other:?}"),
         }

@@ -90,6 +90,7 @@ impl Walker {
             tokens: tokens[start..].to_vec(),
             pages: self.table(sequence, tokens.len()),
             draw: Some(draw),
+            targets: None,
         }
     }
 

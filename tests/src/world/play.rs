@@ -136,6 +136,7 @@ async fn follow(runtime: Runtime, script: Script, request: Request, (begin, log)
     };
     while let Some(event) = events.recv().await {
         match event {
+            Event::Prompt(_) => {}
             Event::Delta { tokens, .. } => {
                 let said: Vec<String> =
                     tokens.iter().map(|token| format!("{}:w{}", names[token.model.index()], token.id)).collect();
@@ -182,6 +183,7 @@ fn job(script: &Script, request: &Request) -> Job {
         sampling: SamplingParams { seed: request.seed, ..SamplingParams::default() },
         stop: StopRules { max_tokens: Some(request.max), ..StopRules::default() },
         logprobs: None,
+        prompt_logprobs: None,
         entropy: false,
     }
 }

@@ -1,9 +1,10 @@
 //! What a request carries at one model, whatever its state: tokens, pages, what peers know, the algorithm's value.
 //! Owner: the state around it. Invariant: `kv <= known <= len`, and counts follow exactly the committed tokens.
 
+use super::prompt::PromptLogprobs;
 use super::spec::{Committed, RequestSpec};
 use super::{BARREN_HOPS_MAX, Finished};
-use crate::executor::Drawn;
+use crate::executor::{Drawn, TokenLogprobs};
 use crate::ids::{ModelIdx, TokenId};
 use crate::job::FinishReason;
 use crate::kv::{KvPool, Lease};
@@ -28,6 +29,8 @@ pub(super) struct Body {
     pub(super) route: Box<dyn Route>,
     pub(super) counts: Option<Arc<TokenCounts>>,
     pub(super) banned: Arc<[TokenId]>,
+    /// Present until the log-probabilities of the prompt that were asked for are complete.
+    pub(super) prompt: Option<PromptLogprobs>,
     pub(super) hops: u32,
     pub(super) barren: u8,
     pub(super) attempts: u8,
@@ -47,6 +50,7 @@ impl Body {
             route,
             counts: None,
             banned,
+            prompt: None,
             hops: 0,
             barren: 0,
             attempts: 0,
@@ -102,6 +106,12 @@ impl Body {
             Some(FinishReason::Length)
         } else {
             None
+        }
+    }
+
+    pub(super) fn take_targets(&mut self, targets: Vec<TokenLogprobs>) {
+        if let Some(prompt) = &mut self.prompt {
+            prompt.take(targets);
         }
     }
 

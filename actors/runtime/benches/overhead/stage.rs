@@ -136,7 +136,7 @@ impl Executor for Blank {
         self.compute();
         let answer = |draws: bool| match draws {
             true => RowOutput::Drawn(Drawn { token: 7, ..Drawn::default() }),
-            false => RowOutput::Fed,
+            false => RowOutput::Fed(Vec::new()),
         };
         let rows = step.rows.iter().map(|row| answer(row.draw.is_some())).collect();
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
@@ -248,6 +248,7 @@ fn job(load: Load) -> Job {
         logprobs: None,
         entropy: false,
     }
+        prompt_logprobs: None,
 }
 
 /// Reads a stream to its end; the bytes in use when it passed each mark.
@@ -257,6 +258,7 @@ async fn drain(mut events: tokio::sync::mpsc::Receiver<Event>, mut marks: Vec<us
         match event {
             Event::Delta { tokens, .. } => got += tokens.len(),
             Event::Finished { .. } => break,
+            Event::Prompt(_) => {}
             Event::Failed(failure) => panic!("the request failed: {failure}"),
         }
         while marks.first().is_some_and(|&mark| got >= mark) {

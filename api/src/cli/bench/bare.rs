@@ -154,13 +154,14 @@ impl Sequence {
             tokens: self.tokens[self.fed..end].to_vec(),
             pages: (self.slot.0..self.slot.0 + pages).collect(),
             draw,
+            targets: None,
         }
     }
 
     fn take(&mut self, row: &Row, output: RowOutput) -> Result<(), CliError> {
         self.fed += row.tokens.len();
         match output {
-            RowOutput::Fed => Ok(()),
+            RowOutput::Fed(_) => Ok(()),
             RowOutput::Drawn(drawn) => {
                 self.tokens.push(drawn.token);
                 Ok(())

@@ -179,6 +179,7 @@ impl Work<'_> {
             },
             stop: StopRules { max_tokens: Some(output), min_tokens: output, ..StopRules::default() },
             logprobs: None,
+            prompt_logprobs: None,
             entropy: false,
         }
     }
@@ -238,6 +239,7 @@ async fn answer(
         let now = started.elapsed();
         let mut seen = seen.borrow_mut();
         match event {
+            Event::Prompt(_) => {}
             Event::Delta { tokens, .. } => {
                 seen.tokens += tokens.len() as u64;
                 seen.first_hop.extend(way.arrived(&tokens, now).map(|gap| gap.as_secs_f64()));

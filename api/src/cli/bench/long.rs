@@ -215,6 +215,7 @@ async fn answer(runtime: &Runtime, job: Job) -> Result<Vec<TokenId>, CliError> {
     let mut events = runtime.submit(job).await?.events;
     while let Some(event) = events.recv().await {
         match event {
+            Event::Prompt(_) => {}
             Event::Delta { tokens, .. } => said.extend(tokens.iter().map(|token| token.id)),
             Event::Finished { .. } => return Ok(said),
             Event::Failed(failure) => return Err(failure.into()),

@@ -76,7 +76,7 @@ impl Driver {
                 let Some(active) = slot else { continue };
                 active.fed += row.tokens.len();
                 match answer {
-                    RowOutput::Fed => {}
+                    RowOutput::Fed(_) => {}
                     RowOutput::Failed(reason) => return Err(broken(reason)),
                     RowOutput::Drawn(drawn) => match next(active.index, drawn) {
                         Some(token) if active.tokens.len() < context => active.tokens.push(token),
@@ -121,6 +121,7 @@ impl Driver {
                 tokens: tokens[*fed..end].to_vec(),
                 pages: (slot * each..slot * each + pages).collect(),
                 draw: (end == tokens.len()).then(|| draw.clone()),
+                targets: None,
             });
         }
         Step { rows }
@@ -168,7 +169,7 @@ mod tests {
                 let all: Vec<TokenId> =
                     (0..row.start as usize + row.tokens.len()).map(|p| self.memory[at(p)]).collect();
                 rows.push(match row.draw {
-                    None => RowOutput::Fed,
+                    None => RowOutput::Fed(Vec::new()),
                     Some(_) => RowOutput::Drawn(Drawn { token: hash(&all), ..Drawn::default() }),
                 });
             }

@@ -99,6 +99,7 @@ fn jobs(loaded: &Loaded, trial: Trial<'_>) -> Result<Vec<Job>, CliError> {
             sampling: tokenrouter_core::sampling::SamplingParams { seed, ..Default::default() },
             stop: StopRules { max_tokens: Some(trial.tokens), ignore_eos: true, ..StopRules::default() },
             logprobs: None,
+            prompt_logprobs: None,
             entropy: false,
         }
     };
@@ -114,7 +115,7 @@ async fn watch(runtime: &tokenrouter_actors::runtime::Runtime, job: Job) -> Resu
     while let Some(event) = events.recv().await {
         match event {
             Event::Delta { tokens, .. } if !tokens.is_empty() => stream.push((Instant::now(), tokens.len() as u32)),
-            Event::Delta { .. } => {}
+            Event::Prompt(_) | Event::Delta { .. } => {}
             Event::Finished { .. } => return Ok(stream),
             Event::Failed(failure) => return Err(failure.into()),
         }

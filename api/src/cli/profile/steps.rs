@@ -138,6 +138,7 @@ impl Subject {
             tokens: (0..tokens).map(token).collect(),
             pages: (slot * each..slot * each + pages).collect(),
             draw,
+            targets: None,
         }
     }
 

@@ -15,7 +15,7 @@ const MAX_TOKENS_DEFAULT: u32 = 16;
 pub struct CompletionRequest {
     /// What to continue, each `generation.n` times; at least one.
     pub prompts: Vec<Prompt>,
-    /// Put the prompt's text before the completion.
+    /// Put the prompt's text before the completion, and the log-probabilities of its tokens before those of the completion.
     pub echo: bool,
     /// Alternatives to report per token, when log-probabilities were asked for.
     pub logprobs: Option<u8>,
@@ -43,10 +43,6 @@ impl CompletionRequest {
         let logprobs = fields.integer("logprobs", 0..=TOP_LOGPROBS_MAX)?;
         let logprobs = logprobs.map(|top| u8::try_from(top).unwrap_or(0));
         let echo = fields.flag("echo")?.unwrap_or(false);
-        if echo && logprobs.is_some() {
-            let message = "echo with logprobs is not supported: log-probabilities of the prompt are not computed";
-            return Err(ApiError::unsupported("echo", message));
-        }
         refuse_unavailable(&mut fields, generation.n)?;
         fields.finish()?;
         Ok(CompletionRequest { prompts, echo, logprobs, generation })
@@ -155,8 +151,6 @@ mod tests {
             assert_eq!(with(field, bad).unwrap_err().param(), Some(field));
             with(field, neutral).unwrap();
         }
-        let body = json!({"model": "m", "prompt": "x", "echo": true, "logprobs": 1});
-        assert_eq!(CompletionRequest::read(body, 100).unwrap_err().param(), Some("echo"));
         assert_eq!(with("messages", json!([])).unwrap_err().param(), Some("messages"));
     }
 }

@@ -125,6 +125,7 @@ impl Generation {
             },
             stop: self.stop.clone(),
             logprobs: place.logprobs,
+            prompt_logprobs: None,
             entropy: false,
         }
     }

@@ -1,5 +1,6 @@
 //! Log-probabilities in the two shapes of the OpenAI API. Owner: the HTTP layer. Invariant: one entry a token, true bytes,
-//! and only numbers JSON can carry: minus infinity is written as -9999.
+//! and only numbers JSON can carry: minus infinity is written as -9999, what is not known (the first token of a prompt)
+//! as null.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -46,15 +47,25 @@ pub struct ScoredToken {
 pub struct LegacyLogprobs {
     /// Text of each token.
     pub tokens: Vec<String>,
-    /// Log-probability of each token.
-    pub token_logprobs: Vec<f64>,
-    /// The most probable tokens at each position and the chosen one, by text.
-    pub top_logprobs: Vec<Map<String, Value>>,
+    /// Log-probability of each token; null for the first of a prompt.
+    pub token_logprobs: Vec<Option<f64>>,
+    /// The most probable tokens at each position and the one that stands there, by text; null for the first of a prompt.
+    pub top_logprobs: Vec<Option<Map<String, Value>>>,
     /// Characters of the choice's text before each token.
     pub text_offset: Vec<usize>,
 }
 
 /// A token as text: its characters, or `bytes:\xf0\x9f` when it is only a part of one. Control tokens show their name.
+impl LegacyLogprobs {
+    /// Those of the tokens that follow.
+    pub fn extend(&mut self, more: LegacyLogprobs) {
+        self.tokens.extend(more.tokens);
+        self.token_logprobs.extend(more.token_logprobs);
+        self.top_logprobs.extend(more.top_logprobs);
+        self.text_offset.extend(more.text_offset);
+    }
+}
+
 pub fn token_name(codec: &dyn TextCodec, id: TokenId) -> String {
     let bytes = codec.token_bytes(id).unwrap_or_default();
     match std::str::from_utf8(bytes) {
@@ -96,13 +107,28 @@ pub fn chat(codec: &dyn TextCodec, tokens: &[TokenReport]) -> ChatLogprobs {
 pub struct TextPosition {
     chars: usize,
     utf8: Utf8Stream,
+    bytes: usize,
     begun: bool,
 }
 
 impl TextPosition {
-    /// A choice whose text begins with `chars` characters that are not generated (an echoed prompt).
-    pub fn after(chars: usize) -> Self {
-        TextPosition { chars, ..TextPosition::default() }
+    /// A choice whose text begins with this, which is not generated (an echoed prompt).
+    pub fn after(echo: &str) -> Self {
+        let (chars, bytes) = (echo.chars().count(), echo.len());
+        TextPosition { chars, bytes, begun: bytes > 0, ..TextPosition::default() }
+    }
+
+    /// As [`TextPosition::pass`] within an echoed prompt: a control token takes room where the text spells it.
+    fn pass_in(&mut self, echo: &str, (codec, id): (&dyn TextCodec, TokenId)) -> usize {
+        let (start, name) = (self.chars, codec.token_bytes(id).unwrap_or_default());
+        let is_spelt = || echo.as_bytes().get(self.bytes..).is_some_and(|rest| rest.starts_with(name));
+        if codec.is_special(id) && is_spelt() {
+            self.chars += String::from_utf8_lossy(name).chars().count();
+            self.bytes += name.len();
+            self.begun = true;
+            return start;
+        }
+        self.pass(codec, id)
     }
 
     /// Passes a token and returns where it started; a token inside a character starts where the character does.
@@ -112,9 +138,11 @@ impl TextPosition {
             let text = self.utf8.push(codec.token_bytes(id).unwrap_or_default());
             self.chars += text.chars().count();
             // The one leading space that decoding drops.
+            self.bytes += text.len();
             if !self.begun && codec.strips_leading_space() && text.starts_with(' ') {
                 self.chars -= 1;
             }
+                self.bytes -= 1;
             self.begun |= !text.is_empty();
         }
         start
@@ -124,19 +152,30 @@ impl TextPosition {
 /// The text completion shape of some tokens; `position` moves past them.
 pub fn legacy(codec: &dyn TextCodec, tokens: &[TokenReport], position: &mut TextPosition) -> LegacyLogprobs {
     let mut lists = LegacyLogprobs::default();
+    lists(codec, tokens, |id| position.pass(codec, id))
+}
+
+/// The text completion shape of a prompt whose text is `echo`.
+pub fn legacy_prompt(codec: &dyn TextCodec, tokens: &[TokenReport], echo: &str) -> LegacyLogprobs {
+    let mut position = TextPosition::default();
+    lists(codec, tokens, |id| position.pass_in(echo, (codec, id)))
+}
+
+fn lists(codec: &dyn TextCodec, tokens: &[TokenReport], mut start: impl FnMut(TokenId) -> usize) -> LegacyLogprobs {
     for report in tokens {
-        let chosen = report.logprobs.as_ref().map_or(LOGPROB_MIN, |scores| finite(scores.chosen));
         let name = token_name(codec, report.id);
-        let mut top = Map::new();
-        for &(id, logprob) in report.logprobs.iter().flat_map(|scores| &scores.top) {
-            // Descending order: of two tokens with the same text the more probable one is kept.
-            top.entry(token_name(codec, id)).or_insert_with(|| Value::from(finite(logprob)));
-        }
-        top.entry(name.clone()).or_insert_with(|| Value::from(chosen));
-        lists.text_offset.push(position.pass(codec, report.id));
+        lists.text_offset.push(start(report.id));
+        lists.token_logprobs.push(report.logprobs.as_ref().map(|scores| finite(scores.chosen)));
+        lists.top_logprobs.push(report.logprobs.as_ref().map(|scores| {
+            let mut top = Map::new();
+            for &(id, logprob) in &scores.top {
+                // Descending order: of two tokens with the same text the more probable one is kept.
+                top.entry(token_name(codec, id)).or_insert_with(|| Value::from(finite(logprob)));
+            }
+            top.entry(name.clone()).or_insert_with(|| Value::from(finite(scores.chosen)));
+            top
+        }));
         lists.tokens.push(name);
-        lists.token_logprobs.push(chosen);
-        lists.top_logprobs.push(top);
     }
     lists
 }
@@ -163,17 +202,37 @@ mod tests {
     fn legacy_lists_are_equally_long_and_offsets_count_characters() {
         let codec = ByteCodec;
         let tokens: Vec<TokenReport> = "aé!".bytes().map(|byte| report(u32::from(byte), 0, -1.0)).collect();
-        let mut position = TextPosition::after(2);
+        let mut position = TextPosition::after("é!");
         let lists = legacy(&codec, &tokens, &mut position);
         assert_eq!(lists.text_offset, vec![2, 3, 3, 4]);
         assert_eq!(lists.tokens[0], "a");
         assert_eq!(lists.tokens.len(), lists.token_logprobs.len());
         assert_eq!(lists.tokens.len(), lists.top_logprobs.len());
-        assert!(lists.top_logprobs.iter().zip(&lists.tokens).all(|(top, token)| top.contains_key(token)));
+        assert!(
+            lists.top_logprobs.iter().zip(&lists.tokens).all(|(top, token)| top.as_ref().unwrap().contains_key(token))
+        );
         assert_eq!(position.pass(&codec, 65), 5);
     }
 
     #[test]
+    /// A prompt of text may spell control tokens and may have one in front that it does not spell.
+    #[test]
+    fn control_tokens_of_a_prompt_take_room_where_it_spells_them() {
+        let codec = ByteCodec;
+        let mut tokens: Vec<TokenReport> =
+            [ByteCodec::EOS, 65, ByteCodec::EOS, 0xC3, 0xA9, 66].map(|id| report(id, 0, -1.0)).to_vec();
+        tokens[0].logprobs = None;
+        let lists = legacy_prompt(&codec, &tokens, "A<|eos|>éB");
+        assert_eq!(lists.text_offset, [0, 0, 1, 8, 8, 9]);
+        assert_eq!(lists.tokens[..3], ["<|eos|>", "A", "<|eos|>"]);
+        let json = serde_json::to_value(&lists).unwrap();
+        assert!(json["token_logprobs"][0].is_null() && json["top_logprobs"][0].is_null());
+        assert_eq!(
+            (&json["token_logprobs"][5], &json["top_logprobs"][5]),
+            (&(-1.0).into(), &serde_json::json!({"B": -1.0}))
+        );
+    }
+
     fn a_control_token_takes_no_room_in_the_text() {
         let codec = ByteCodec;
         let mut position = TextPosition::default();

@@ -185,6 +185,7 @@ impl Subject {
             tokens: (start..start + tokens).map(token).collect(),
             pages: (sequence * self.pages..(sequence + 1) * self.pages).collect(),
             draw,
+            targets: None,
         }
     }
 }

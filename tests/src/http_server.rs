@@ -1,9 +1,9 @@
-//! The real HTTP server over the real runtime: with two simulated models (routed name "pair", models "small" and "large")
-//! or with the models of a launch file.
+//! The real HTTP server over the real runtime: with two simulated models (routed name "pair", models "small" and "large"),
+//! which speak a language of their own or say what a script wants, or with the models of a launch file.
 //! Owner: the test that starts it. Invariant: it lives in a thread of its own and listens on a free port of the loopback;
-//! every request of the simulated
-//! pair hops.
+//! every request of the simulated pair hops.
 
+use crate::scripted::{self, Scripted, Voice};
 use crate::world::Words;
 use actix_rt::System;
 use std::net::SocketAddr;
@@ -23,11 +23,11 @@ use tokenrouter_core::batching::{Batching, PolicySpec};
 use tokenrouter_core::executor::{
     Executor, ExecutorError, ExecutorLimits, Row, RowOutput, Step, StepOutput, TokenLogprobs,
 };
-use tokenrouter_core::ids::ModelIdx;
+use tokenrouter_core::ids::{ModelIdx, RequestId, TokenId};
 use tokenrouter_core::job::{Prompt, Target};
 use tokenrouter_core::routing::{self, Algorithm};
 use tokenrouter_core::sim::{FaultPlan, Language, SimExecutor, Skill};
-use tokenrouter_core::text::SpecialTokens;
+use tokenrouter_core::text::{SpecialTokens, TextCodec};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -44,38 +44,80 @@ pub struct Setup {
     pub thresholds: Option<Vec<u32>>,
     /// Time of a step.
     pub step: Duration,
+    /// What both models say, over a vocabulary of bytes; absent: a language of words.
+    pub voice: Option<Voice>,
+    /// What each model's device holds and does; the width of its rows follows from the vocabulary.
+    pub limits: ExecutorLimits,
+    /// Requests accepted at once.
+    pub live_max: u32,
+}
+
+impl Setup {
+    /// Models that repeat their prompt up to the first zero byte and take no time; see [`scripted::script`].
+    pub fn parrots() -> Setup {
+        Setup { voice: Some(scripted::parrot), step: Duration::ZERO, ..Setup::default() }
+    }
+
+    fn limits(&self) -> ExecutorLimits {
+        ExecutorLimits { vocab_width: if self.voice.is_some() { scripted::VOCAB } else { VOCAB }, ..self.limits }
+    }
+
+    fn codec(&self) -> Arc<dyn TextCodec> {
+        match self.voice {
+            Some(_) => Arc::new(scripted::Bytes::default()),
+            None => Arc::new(Words::new(VOCAB)),
+        }
+    }
+
+    fn eos(&self) -> Vec<TokenId> {
+        if self.voice.is_some() { vec![scripted::EOS] } else { Vec::new() }
+    }
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Setup { thresholds: None, step: Duration::from_millis(1) }
+        Setup {
+            thresholds: None,
+            step: Duration::from_millis(1),
+            voice: None,
+            limits: LIMITS,
+            live_max: 64,
+        }
     }
 }
 
-/// A door in front of a device.
+/// A door in front of a device, and who went through it.
 #[derive(Clone, Default)]
-struct Gate(Arc<(Mutex<bool>, Condvar)>);
+struct Gate(Arc<Door>);
+
+#[derive(Default)]
+struct Door {
+    shut: Mutex<bool>,
+    moved: Condvar,
+    /// Requests of each step so far.
+    steps: Mutex<Vec<Vec<RequestId>>>,
+}
 
 impl Gate {
     fn set(&self, shut: bool) {
-        *self.0.0.lock().expect("no panic holds it") = shut;
-        self.0.1.notify_all();
+        *self.0.shut.lock().expect("no panic holds it") = shut;
+        self.0.moved.notify_all();
     }
 
     /// Takes `least` time, and longer while the door is shut.
     fn pass(&self, least: Duration) {
         let begin = Instant::now();
-        let mut shut = self.0.0.lock().expect("no panic holds it");
+        let mut shut = self.0.shut.lock().expect("no panic holds it");
         while *shut || begin.elapsed() < least {
             let rest = if *shut { Duration::MAX } else { least.saturating_sub(begin.elapsed()) };
-            shut = self.0.1.wait_timeout(shut, rest.min(Duration::from_secs(1))).expect("no panic holds it").0;
+            shut = self.0.moved.wait_timeout(shut, rest.min(Duration::from_secs(1))).expect("no panic holds it").0;
         }
     }
 }
 
-/// A simulated model that takes its time and has an opinion on every token.
+/// A simulated model that takes its time.
 struct Gated {
-    inner: SimExecutor,
+    inner: Box<dyn Executor>,
     gate: Gate,
     step: Duration,
 }
@@ -87,16 +129,20 @@ impl Executor for Gated {
 
     fn step(&mut self, step: &Step) -> Result<StepOutput, ExecutorError> {
         self.gate.pass(self.step);
+        let requests = step.rows.iter().map(|row| row.request).collect();
+        self.gate.0.steps.lock().expect("no panic holds it").push(requests);
         let mut output = self.inner.step(step)?;
         step.rows.iter().zip(&mut output.rows).for_each(|(row, output)| add_logprobs(row, output));
         Ok(output)
     }
 }
 
-/// The token drawn is the most probable; the ones after it in the vocabulary follow.
+/// Unless the model says it: the token drawn is the most probable; the ones after it in the vocabulary follow.
 fn add_logprobs(row: &Row, output: &mut RowOutput) {
     let wanted = row.draw.as_ref().and_then(|draw| draw.logprobs);
-    if let (RowOutput::Drawn(drawn), Some(alternatives)) = (output, wanted) {
+    if let (RowOutput::Drawn(drawn), Some(alternatives)) = (output, wanted)
+        && drawn.logprobs.is_none()
+    {
         let token = |place: u8| (drawn.token + u32::from(place)) % VOCAB;
         let top = (0..alternatives).map(|place| (token(place), -0.25 - f32::from(place))).collect();
         drawn.logprobs = Some(TokenLogprobs { chosen: -0.25, top });
@@ -130,7 +176,7 @@ impl Server {
         let doors = gates.clone();
         Server::over(gates, move || {
             let runtime = start(spec(&setup, &doors)).expect("the settings are right");
-            (app(runtime.clone()), runtime)
+            (app(&setup, runtime.clone()), runtime)
         })
     }
 
@@ -183,6 +229,11 @@ impl Server {
         self.gates[model].set(false);
     }
 
+    /// Requests of each step of a model so far.
+    pub fn steps(&self, model: usize) -> Vec<Vec<RequestId>> {
+        self.gates[model].0.steps.lock().expect("no panic holds it").clone()
+    }
+
     /// Waits until a condition holds.
     pub async fn until(&self, what: &str, holds: impl Fn(&RuntimeSnapshot) -> bool) {
         self.within(Duration::from_secs(5), what, holds).await;
@@ -233,31 +284,39 @@ impl Server {
     }
 }
 
+fn simulated(limits: ExecutorLimits, skill: Skill) -> SimExecutor {
+    SimExecutor::new(limits, Language { vocab: VOCAB, hard: 0.2, eos: None }, skill, FaultPlan::default())
+}
+
 fn spec(setup: &Setup, gates: &[Gate]) -> RuntimeSpec {
     let models = ["small", "large"].into_iter().zip([Skill::Small, Skill::Large]).zip(gates);
     let models = models.map(|((name, skill), gate)| {
-        let (gate, step) = (gate.clone(), setup.step);
-        let language = Language { vocab: VOCAB, hard: 0.2, eos: None };
+        let (gate, step, limits, voice) = (gate.clone(), setup.step, setup.limits(), setup.voice);
+        let device = move || -> Box<dyn Executor> {
+            match voice {
+                Some(voice) => Box::new(Scripted::new(limits, voice)),
+                None => Box::new(simulated(limits, skill)),
+            }
+        };
         ModelSpec {
             name: name.to_owned(),
-            limits: LIMITS,
-            eos: Vec::new(),
+            limits,
+            eos: setup.eos(),
             site: Site::Here(Seat::Thread(Arc::new(move || {
-                let inner = SimExecutor::new(LIMITS, language.clone(), skill, FaultPlan::default());
-                Ok(Box::new(Gated { inner, gate: gate.clone(), step }))
+                Ok(Box::new(Gated { inner: device(), gate: gate.clone(), step }))
             }))),
         }
     });
     RuntimeSpec {
         models: models.collect(),
-        codec: Arc::new(Words::new(VOCAB)),
+        codec: setup.codec(),
         algorithm: algorithm(),
         batching: Batching {
             policy: setup.thresholds.clone().map_or(PolicySpec::Eager, PolicySpec::Fixed),
             max_wait: Duration::from_secs(60),
             ..Batching::default()
         },
-        live_max: 64,
+        live_max: setup.live_max,
         placement: Placement::OwnArbiter,
         process: Process::alone(),
     }
@@ -269,17 +328,17 @@ fn algorithm() -> Arc<dyn Algorithm> {
     routing::build("bernoulli", &chances, 2).expect("the parameters are right")
 }
 
-fn app(runtime: Runtime) -> App {
+fn app(setup: &Setup, runtime: Runtime) -> App {
     let served = |id: &str, target| Served {
         id: id.to_owned(),
         target,
-        context_len: LIMITS.context_len,
+        context_len: setup.limits.context_len,
         defaults: SamplingDefaults::default(),
         chat: Some(Arc::new(Turns)),
     };
     let parts = Parts {
         engine: Arc::new(runtime),
-        codec: Arc::new(Words::new(VOCAB)),
+        codec: setup.codec(),
         served: vec![
             served("pair", Target::Routed),
             served("small", Target::Only(ModelIdx(0))),

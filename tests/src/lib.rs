@@ -5,4 +5,6 @@ pub mod clients;
 pub mod conformance;
 pub mod http_server;
 pub mod processes;
+pub mod raw_client;
+pub mod scripted;
 pub mod world;

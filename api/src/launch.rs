@@ -7,17 +7,21 @@ pub mod embedded;
 pub mod environment;
 mod heads;
 mod http;
+mod keys;
 mod load;
 mod plan;
 mod reload;
 mod scripted;
 mod thresholds;
+mod tls;
 
 pub use environment::Environment;
 pub use http::{app, served};
+pub use keys::keys;
 pub use load::Loaded;
 pub use plan::{Plan, PlannedModel, algorithm};
 pub use reload::Reloader;
+pub use tls::Certificate;
 
 use crate::hub::{Hub, HubError};
 use crate::progress::Progress;

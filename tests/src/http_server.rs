@@ -11,11 +11,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tokenrouter::http::keys::Keys;
 use tokenrouter::http::types::chat::Conversation;
 use tokenrouter::http::types::generation::SamplingDefaults;
 use tokenrouter::http::{App, ChatTemplate, Limits, Listen, Parts, Router, Served, server};
 use tokenrouter::launch::{self, Environment, Loaded, Overrides};
 use tokenrouter::progress::Progress;
+use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{ModelSpec, Placement, Runtime, RuntimeSnapshot, RuntimeSpec, start};
@@ -44,6 +46,12 @@ pub struct Setup {
     pub thresholds: Option<Vec<u32>>,
     /// Time of a step.
     pub step: Duration,
+    /// Bounds on requests.
+    pub bounds: Bounds,
+    /// Bounds of the HTTP side.
+    pub http: Limits,
+    /// Who may ask.
+    pub keys: Keys,
     /// What both models say, over a vocabulary of bytes; absent: a language of words.
     pub voice: Option<Voice>,
     /// What each model's device holds and does; the width of its rows follows from the vocabulary.
@@ -79,6 +87,9 @@ impl Default for Setup {
         Setup {
             thresholds: None,
             step: Duration::from_millis(1),
+            bounds: Bounds::default(),
+            http: Limits::default(),
+            keys: Keys::default(),
             voice: None,
             limits: LIMITS,
             live_max: 64,
@@ -317,6 +328,7 @@ fn spec(setup: &Setup, gates: &[Gate]) -> RuntimeSpec {
             ..Batching::default()
         },
         live_max: setup.live_max,
+        bounds: setup.bounds,
         placement: Placement::OwnArbiter,
         process: Process::alone(),
     }
@@ -346,7 +358,7 @@ fn app(setup: &Setup, runtime: Runtime) -> App {
         ],
         model_names: vec!["small".to_owned(), "large".to_owned()],
         router: Router { active: "bernoulli".to_owned(), algorithm: algorithm(), entries: routing::list().collect() },
-        limits: Limits::default(),
+        limits: setup.http,
     };
-    App::new(parts).expect("the metrics can be set up")
+    App::new(parts).expect("the metrics can be set up").with_keys(setup.keys.clone())
 }

@@ -5,6 +5,7 @@ use crate::world::Words;
 use crate::world::reference::{self, Told};
 use std::sync::Arc;
 use std::time::Duration;
+use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::link::Address;
 use tokenrouter_actors::link::process::{Process, Site};
@@ -74,6 +75,7 @@ impl Town {
                 ..Batching::default()
             },
             live_max: 64,
+            bounds: Bounds::default(),
             placement: Placement::OwnArbiter,
             process: Process::among_peers(addresses[me].clone()),
         }
@@ -159,9 +161,9 @@ impl Ask {
             sampling: SamplingParams { seed: self.seed, ..SamplingParams::default() },
             stop: StopRules { max_tokens: Some(self.max), ..StopRules::default() },
             logprobs: None,
+            prompt_logprobs: None,
             entropy: false,
         }
-            prompt_logprobs: None,
     }
 }
 
@@ -205,9 +207,9 @@ pub async fn follow(runtime: Runtime, ask: Ask, mut each: impl FnMut(usize)) -> 
     let mut told = Told::new();
     while let Some(event) = events.recv().await {
         match event {
+            Event::Prompt(_) => {}
             Event::Delta { tokens, .. } => {
                 told.extend(tokens.iter().map(|token| (token.id, token.model.index())));
-            Event::Prompt(_) => {}
                 each(told.len());
             }
             Event::Finished { reason, .. } => return Heard { told, end: Ok(reason) },

@@ -8,6 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokenrouter_actors::board::PlannerSnapshot;
+use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_actors::gpu_executor::{Latency, Seat};
 use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::planner::Planning;
@@ -115,7 +116,7 @@ fn server(algorithm: Arc<dyn Algorithm>, batching: Batching, jitter: Jitter) -> 
     ];
     let (placement, process) = (Placement::Here, Process::alone());
     let codec = Arc::new(Words::new(VOCAB));
-    RuntimeSpec { models, codec, algorithm, batching, live_max: 64, placement, process }
+    RuntimeSpec { models, codec, algorithm, batching, live_max: 64, bounds: Bounds::default(), placement, process }
 }
 
 /// No wait shorter than the model allows for.
@@ -135,8 +136,8 @@ fn job(seed: u64, tokens: u32) -> Job {
         sampling: SamplingParams { seed, ..SamplingParams::default() },
         stop: StopRules { max_tokens: Some(tokens), ..StopRules::default() },
         logprobs: None,
-        entropy: false,
         prompt_logprobs: None,
+        entropy: false,
     }
 }
 

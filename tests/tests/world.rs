@@ -36,12 +36,14 @@ scenarios![
     pool_too_small,
     prefix_hits,
     prefix_of_a_silent_entry,
+    prompt_tokens,
     r_stitch_runs,
     refused,
     stay,
     three_models,
     threshold_release,
     time_bound_release,
+    timeouts,
     token_trigger,
 ];
 

@@ -218,6 +218,11 @@ impl<T: Waiting> Gate<T> {
         self.waiting.is_empty()
     }
 
+    /// Since when the one that waits longest waits.
+    pub fn oldest(&self) -> Option<Time> {
+        self.waiting.iter().map(Waiting::since).min()
+    }
+
     /// The threshold in force.
     pub fn threshold(&self) -> u32 {
         self.threshold
@@ -241,7 +246,7 @@ impl<T: Waiting> Gate<T> {
 
     /// What [`Gate::poll`] would say; nobody starts.
     pub fn outlook(&self, now: Time, rows_max: usize) -> Verdict<()> {
-        let Some(oldest) = self.waiting.iter().map(Waiting::since).min() else { return Verdict::Idle };
+        let Some(oldest) = self.oldest() else { return Verdict::Idle };
         let deadline = oldest.after(self.max_wait);
         let waiting = self.waiting.len() as u64;
         let reason = if waiting >= u64::from(self.threshold) || waiting >= rows_max as u64 {

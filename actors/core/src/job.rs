@@ -6,6 +6,7 @@ use crate::ids::{ModelIdx, TokenId};
 use crate::sampling::SamplingParams;
 use crate::text::SpecialTokens;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::time::Duration;
 
 /// The text or tokens to continue.
@@ -65,10 +66,10 @@ pub struct Job {
     pub stop: StopRules,
     /// Report log-probabilities of each token and of this many alternatives.
     pub logprobs: Option<u8>,
-    /// Report the entropy behind each token even if the algorithm does not read it.
     /// Report log-probabilities of the prompt's tokens too, and of this many alternatives: those of the model where the
     /// job enters. Nothing of the prompt is taken from its prefix cache then.
     pub prompt_logprobs: Option<u8>,
+    /// Report the entropy behind each token even if the algorithm does not read it.
     pub entropy: bool,
 }
 
@@ -126,9 +127,9 @@ pub struct Usage {
 /// What the user sees of a running job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// New text and the tokens behind it. Text may lag the tokens (unfinished characters, possible stop strings),
     /// The tokens of the prompt with their log-probabilities (the first has none): once and before all else, if asked for.
     Prompt(Vec<TokenReport>),
+    /// New text and the tokens behind it. Text may lag the tokens (unfinished characters, possible stop strings),
     /// so either may be empty.
     Delta {
         /// Text to append.
@@ -167,6 +168,32 @@ pub enum Failure {
     /// An internal part failed; the request's state is lost.
     #[error("internal failure: {0}")]
     Internal(String),
+    /// The server's bound on the time of a request was passed.
+    #[error("{overdue} within {} ms", limit.as_millis())]
+    TimedOut {
+        /// What did not come in time.
+        overdue: Overdue,
+        /// The bound.
+        limit: Duration,
+    },
+}
+
+/// What a request waited for too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Overdue {
+    /// Its first token.
+    FirstToken,
+    /// Its end.
+    End,
+}
+
+impl fmt::Display for Overdue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Overdue::FirstToken => "the request made no token",
+            Overdue::End => "the request did not end",
+        })
+    }
 }
 
 /// A job that was not accepted.
@@ -204,17 +231,37 @@ pub enum Refusal {
         /// Tokens the pool holds.
         capacity_tokens: u32,
     },
-    /// Too many requests are live.
-    #[error("{live} requests are live and the limit is {limit}; try again later")]
+    /// Too much is live.
+    #[error("{now} {load} are live and the limit is {limit}; try again later")]
     Overloaded {
-        /// Requests now.
-        live: u32,
+        /// Of what.
+        load: Load,
+        /// How much is live.
+        now: u64,
         /// The limit.
-        limit: u32,
+        limit: u64,
         /// When to try again.
         retry_after: Duration,
     },
     /// The server is stopping or a part of it is being rebuilt.
     #[error("the server is not ready: {0}")]
     Unavailable(String),
+}
+
+/// What there can be too much of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// Requests.
+    Requests,
+    /// Tokens of their prompts.
+    PromptTokens,
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Load::Requests => "requests",
+            Load::PromptTokens => "prompt tokens",
+        })
+    }
 }

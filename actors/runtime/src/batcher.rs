@@ -157,6 +157,8 @@ impl Batcher {
     fn say(&mut self) {
         self.said.waiting = self.gate.len() as u32;
         self.said.stalled = self.stalled.len() as u32;
+        let stalled = self.stalled.iter().map(Queued::since);
+        self.said.oldest = self.gate.oldest().into_iter().chain(stalled).min();
         self.said.threshold = self.gate.threshold();
         self.said.live = self.gate.live();
         self.place.board.post(self.place.me, Role::Batcher, Snapshot::Batcher(self.said.clone()));

@@ -98,6 +98,8 @@ pub struct BatcherSnapshot {
     pub rows: u64,
     /// Time they waited.
     pub waited: Duration,
+    /// Since when the one that waits longest waits.
+    pub oldest: Option<Time>,
 }
 
 impl BatcherSnapshot {
@@ -136,6 +138,8 @@ pub struct DecodeSnapshot {
     pub committed: u64,
     /// Candidates dropped here.
     pub dropped: u64,
+    /// When the last step began; it is in flight while `running` is not 0.
+    pub began: Time,
     /// When the last step ended.
     pub last_step: Time,
     /// Latencies and ways as learnt, renewed now and then.

@@ -5,9 +5,11 @@
 //! and the next step's start. So what comes is held while a [`Lap`] goes around the ring, behind the messages that lead
 //! to the next step: if one can start it has been handed over when the lap is back, and if none can nothing waits for it.
 
+mod overdue;
 mod prompt;
 
 use crate::board::{ClientSnapshot, Role, Snapshot};
+use crate::bounds::RETRY_AFTER;
 use crate::messages::{Announce, Emit, Enqueue, Lap, Lost, OwnLive, Release, Stop, Submit, Ticket};
 use crate::stream::{Added, Start, Transcript};
 use crate::subserver::Place;
@@ -15,17 +17,13 @@ use actix::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use tokenrouter_core::executor::PAGE_TOKENS;
-use tokenrouter_core::ids::{RequestId, TokenId};
-use tokenrouter_core::job::{Event, Failure, FinishReason, Job, Prompt, Refusal, Target, TokenReport};
+use tokenrouter_core::ids::{RequestId, Time, TokenId};
+use tokenrouter_core::job::{Event, Failure, FinishReason, Job, Load, Prompt, Refusal, Target, TokenReport};
 use tokenrouter_core::peer::Ahead;
 use tokenrouter_core::request::{Committed, Queued, RequestSpec, Seat};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
-
-/// What an overloaded server tells its clients to wait.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The actor.
 #[derive(Debug)]
@@ -35,6 +33,8 @@ pub struct Client {
     /// Tokens that came and are not delivered yet, in the order in which they came. A [`Lap`] is on its way while there
     /// are some.
     held: Vec<Committed>,
+    /// When the next look for overdue requests is due.
+    alarm: Option<(Time, SpawnHandle)>,
     said: ClientSnapshot,
     warned: bool,
 }
@@ -44,8 +44,16 @@ struct Stream {
     sink: mpsc::Sender<Event>,
     transcript: Transcript,
     routed: bool,
+    /// When it was accepted.
+    since: Time,
     /// Waits for the user to go away.
     watch: SpawnHandle,
+}
+
+impl Stream {
+    fn prompt_tokens(&self) -> u64 {
+        u64::from(self.transcript.usage().prompt_tokens)
+    }
 }
 
 /// Text and tokens of one message, per stream.
@@ -70,18 +78,21 @@ impl Delta {
 impl Client {
     /// A Client without streams.
     pub fn new(place: Place) -> Self {
-        Client { place, streams: HashMap::new(), held: Vec::new(), said: ClientSnapshot::default(), warned: false }
+        let (streams, said) = (HashMap::new(), ClientSnapshot::default());
+        Client { place, streams, held: Vec::new(), alarm: None, said, warned: false }
     }
 
     fn accept(&mut self, submit: Submit, ctx: &mut Context<Self>) -> Result<Ticket, Refusal> {
         let live = self.place.server.live.load(Ordering::Relaxed);
         let limit = self.place.server.live_max;
         if live >= limit {
-            return Err(Refusal::Overloaded { live, limit, retry_after: RETRY_AFTER });
+            let (now, limit) = (u64::from(live), u64::from(limit));
+            return Err(Refusal::Overloaded { load: Load::Requests, now, limit, retry_after: RETRY_AFTER });
         }
         let Submit { id, job } = submit;
         let prompt = self.tokenise(&job.prompt)?;
         let spec = Arc::new(self.describe(id, &job, prompt.len())?);
+        self.place.server.bounds.hold_prompt(&self.place.server.prompt_tokens, spec.prompt_len)?;
         self.warn_if_greedy(&job);
         let (sink, events) = mpsc::channel(self.room_for(&spec));
         let (prompt_tokens, prompt_logprobs) = (spec.prompt_len, job.prompt_logprobs);
@@ -209,7 +220,11 @@ impl Client {
             trims_space: self.place.server.codec.strips_leading_space(),
         });
         let routed = matches!(spec.target, Target::Routed);
-        self.streams.insert(id, Stream { sink, transcript, routed, watch });
+        let since = self.place.clock.now();
+        self.streams.insert(id, Stream { sink, transcript, routed, since, watch });
+        if let Some((moment, _)) = self.place.server.bounds.due(since, false) {
+            self.wake_at(moment, ctx);
+        }
         self.place.server.live.fetch_add(1, Ordering::Relaxed);
         self.said.accepted += 1;
         self.said.prompt_tokens += u64::from(spec.prompt_len);
@@ -302,6 +317,7 @@ impl Client {
             debug!(%id, "the user left before the end");
         }
         self.place.server.live.fetch_sub(1, Ordering::Relaxed);
+        self.place.server.prompt_tokens.fetch_sub(stream.prompt_tokens(), Ordering::Relaxed);
         self.place.post(&self.place.children.inter_model, Release(id));
         self.count_live(stream.routed);
     }
@@ -333,6 +349,8 @@ impl Drop for Client {
     /// Streams that are still open here are lost: their users see the channel close without an end.
     fn drop(&mut self) {
         self.place.server.live.fetch_sub(self.streams.len() as u32, Ordering::Relaxed);
+        let prompts = self.streams.values().map(Stream::prompt_tokens).sum();
+        self.place.server.prompt_tokens.fetch_sub(prompts, Ordering::Relaxed);
         self.place.down(Role::Client);
     }
 }

@@ -88,6 +88,7 @@ impl Decode {
             self.place.post(&self.place.children.batcher, Enqueue(plan.deferred));
         }
         self.count(&plan.step);
+        self.said.began = self.place.clock.now();
         let prefills = |(row, running): (&Row, &Running)| row.start < running.spec().prompt_len;
         self.timed = match plan.step.rows.iter().zip(&plan.running).any(prefills) {
             true => None,
@@ -171,7 +172,6 @@ impl Decode {
         outcome
     }
 
-    fn retry(&mut self, running: Vec<Running>, fault: &ExecutorError) -> Outcome {
     fn drawn(&mut self, (mut running, mut drawn): (Running, Drawn), now: Time, outcome: &mut Outcome) {
         let (id, home) = (running.id(), running.spec().home);
         match running.prompt_logprobs(&mut drawn) {
@@ -198,6 +198,7 @@ impl Decode {
         }
     }
 
+    fn retry(&mut self, running: Vec<Running>, fault: &ExecutorError) -> Outcome {
         let now = self.place.clock.now();
         let mut outcome = Outcome::default();
         for running in running {
@@ -224,10 +225,10 @@ impl Decode {
     /// Prompts first, then tokens, then control: a peer's next token must find this one delivered.
     fn send_on(&mut self, outcome: Outcome) {
         let children = &self.place.children;
-        for (home, tokens) in outcome.emits {
         for prompt in outcome.prompts {
             self.place.post(&children.client, prompt);
         }
+        for (home, tokens) in outcome.emits {
             if home == self.place.me {
                 self.place.post(&children.client, Emit(tokens));
             } else {

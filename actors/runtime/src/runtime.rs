@@ -4,6 +4,7 @@
 mod snapshot;
 
 use crate::board::Board;
+use crate::bounds::Bounds;
 use crate::clock::Clock;
 use crate::conductor::Conductor;
 use crate::link::Address;
@@ -17,7 +18,7 @@ use crate::subserver::{FIRST_LIFE, Shared, Subserver};
 use actix::prelude::*;
 pub use snapshot::{ModelSnapshot, RuntimeSnapshot};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokenrouter_core::batching::{Batching, Policy, PolicySpec};
@@ -78,6 +79,8 @@ pub struct RuntimeSpec {
     pub batching: Batching,
     /// Requests accepted at once.
     pub live_max: u32,
+    /// Other bounds on requests.
+    pub bounds: Bounds,
     /// Where the control actors live.
     pub placement: Placement,
     /// This process among those of the server. All have the same models, algorithm and batching.
@@ -116,6 +119,10 @@ pub struct Server {
     pub live_max: u32,
     /// Requests live now that entered in this process; written by the Clients.
     pub live: AtomicU32,
+    /// Tokens of their prompts; written by the Clients.
+    pub prompt_tokens: AtomicU64,
+    /// Other bounds on requests.
+    pub bounds: Bounds,
     /// Which life of this process.
     pub life: u64,
     /// Processes the server is made of.
@@ -237,6 +244,8 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         eos,
         live_max: spec.live_max,
         live: AtomicU32::new(0),
+        prompt_tokens: AtomicU64::new(0),
+        bounds: spec.bounds,
         in_force: InForce::default(),
         conductor,
     });
@@ -332,11 +341,8 @@ impl Runtime {
             Target::Routed => first_model(&*server.algorithm, &job),
             Target::Only(model) => model,
         };
-        if let Some(address) = server.models.get(entry.index()).and_then(|model| model.site.peer()) {
-            let name = server.name(entry);
-            return Err(Refusal::Unavailable(format!(
-                "model {name} is in another process; ask the one that peers reach at {address}"
-            )));
+        if server.models.get(entry.index()).is_some_and(|model| model.site.peer().is_some()) {
+            return Err(Refusal::Unavailable(format!("model {} is in another process; ask there", server.name(entry))));
         }
         let unavailable = || Refusal::Unavailable(format!("no subserver for model {entry}"));
         let subserver = local::find(&self.0.directory, entry).ok_or_else(unavailable)?;

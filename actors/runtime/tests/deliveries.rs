@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_actors::gpu_executor::{ExecutorFactory, Seat};
 use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{ModelSpec, Placement, Reply, Runtime, RuntimeSpec, start};
@@ -153,6 +154,7 @@ fn run_on(placement: Placement, way: Way, (thresholds, seats): ([u32; 2], [Seat;
             ..Batching::default()
         },
         live_max: 8,
+        bounds: Bounds::default(),
         placement,
         process: Process::alone(),
     };
@@ -167,9 +169,9 @@ async fn submit(runtime: &Runtime, seed: u64, (prompt, tokens): (u32, u32)) -> R
         sampling: SamplingParams { seed, ..SamplingParams::default() },
         stop: StopRules { max_tokens: Some(tokens), ..StopRules::default() },
         logprobs: None,
+        prompt_logprobs: None,
         entropy: false,
     };
-        prompt_logprobs: None,
     runtime.submit(job).await.expect("there is room")
 }
 

@@ -15,6 +15,8 @@ pub struct Args {}
 pub fn run(context: &Context, _args: &Args) -> Result<(), CliError> {
     let file = launch::read(context.common.config.as_deref(), &context.common.overrides()?, &context.environment)?;
     logs::start(context, &file, Talk::Command)?;
+    launch::keys(&file, &context.environment)?;
+    launch::Certificate::read(&file)?;
     launch::algorithm(&file, context.environment.catalog).map_err(LaunchError::from)?;
     let paths = launch::resolve(&file, Downloads::CachedOnly, (&context.environment, &context.progress))?;
     let missing: Vec<String> = file

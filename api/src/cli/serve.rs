@@ -1,12 +1,14 @@
 //! `tokenrouter serve`: the OpenAI API until a signal says stop. Owner: the process. Invariant: on the first signal no new
 //! request is taken and running ones may end within `drain_ms`; on the second everything ends at once. Whatever clients do
-//! with their connections, the process ends within a second after that. SIGHUP reads the routing algorithm again.
+//! with their connections, the process ends within a second after that. SIGHUP reads the routing algorithm and the
+//! certificate again. Other machines are let in only with API keys, or when the user says that everybody may ask.
 
 use super::logs::{self, Talk};
 use super::{CliError, Context};
-use crate::http::{self, Listen};
-use crate::launch::{self, LaunchError, Loaded, Reloader};
-use actix_web::dev::ServerHandle;
+use crate::http::keys::Keys;
+use crate::http::{self, App, Listen};
+use crate::launch::{self, Certificate, LaunchError, Loaded, Reloader};
+use actix_web::dev::{Server, ServerHandle};
 use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -28,18 +30,72 @@ pub struct Args {
     /// Port to listen on, instead of server.port; 0 takes any free one
     #[arg(long, short)]
     port: Option<u16>,
+    /// Let other machines in although there are no API keys
+    #[arg(long)]
+    insecure: bool,
 }
 
 /// Runs the command.
 pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     let overrides = launch::Overrides { host: args.host.clone(), port: args.port, ..context.common.overrides()? };
-    let file = launch::read(context.common.config.as_deref(), &overrides, &context.environment)?;
+    let mut file = launch::read(context.common.config.as_deref(), &overrides, &context.environment)?;
+    file.server.insecure |= args.insecure;
     logs::start(context, &file, Talk::Server)?;
     let addresses = addresses(&file)?;
+    let door = Door { keys: launch::keys(&file, &context.environment)?, certificate: Certificate::read(&file)? };
+    door.check(&file, &addresses)?;
     let mut loaded = super::run::load(context, file)?;
     let config = context.common.config.clone();
     let reloader = Arc::new(Reloader::new(config, overrides, context.environment.clone(), &mut loaded));
-    actix_rt::System::new().block_on(serve(context, (&loaded, reloader), addresses))
+    actix_rt::System::new().block_on(serve(context, (&loaded, reloader), (addresses, door)))
+}
+
+/// Who is let in, and how.
+struct Door {
+    keys: Keys,
+    certificate: Option<Arc<Certificate>>,
+}
+
+impl Door {
+    /// Other machines are let in only with keys, or when the user says that they need none.
+    fn check(&self, file: &LaunchFile, addresses: &[SocketAddr]) -> Result<(), LaunchError> {
+        let abroad = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback());
+        match abroad {
+            Some(address) if !self.keys.guard_api() && !file.server.insecure => {
+                let message = format!(
+                    "{} lets other machines in and there are no API keys; set server.api_keys_file or \
+                     TOKENROUTER_API_KEYS, or server.insecure = true (--insecure) if everybody may ask",
+                    address.ip()
+                );
+                Err(file.error_at("server.host", message).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn open(&self, app: App, listen: &Listen) -> Result<(Server, Vec<SocketAddr>), LaunchError> {
+        let app = app.with_keys(self.keys.clone());
+        let opened = match &self.certificate {
+            Some(certificate) => http::secure_server(app, listen, certificate.config()?),
+            None => http::server(app, listen),
+        };
+        opened.map_err(|error| {
+            let places: Vec<String> = listen.addresses.iter().map(SocketAddr::to_string).collect();
+            LaunchError::Server(format!(
+                "cannot listen on {}: {error}; choose another server.port or --port",
+                places.join(" and ")
+            ))
+        })
+    }
+
+    /// Reads the certificate again and says in the log what came of it.
+    fn reload(&self) {
+        match self.certificate.as_ref().map(|certificate| certificate.reload()) {
+            Some(Ok(())) => tracing::info!("reloaded: new connections get the certificate as it is now"),
+            Some(Err(error)) => tracing::error!(%error, "not reloaded: the certificate is as before"),
+            None => {}
+        }
+    }
 }
 
 fn addresses(file: &LaunchFile) -> Result<Vec<SocketAddr>, LaunchError> {
@@ -54,20 +110,15 @@ fn addresses(file: &LaunchFile) -> Result<Vec<SocketAddr>, LaunchError> {
 async fn serve(
     context: &Context,
     (loaded, reloader): (&Loaded, Arc<Reloader>),
-    addresses: Vec<SocketAddr>,
+    (addresses, door): (Vec<SocketAddr>, Door),
 ) -> Result<(), CliError> {
     let runtime = loaded.start()?;
     let asked = Arc::clone(&reloader);
     let app = launch::app(loaded, runtime.clone())?.with_reload(Arc::new(move || reload(&asked)));
     let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4));
     let listen = Listen { addresses, workers };
-    let (server, bound) = http::server(app, &listen).map_err(|error| {
-        let places: Vec<String> = listen.addresses.iter().map(SocketAddr::to_string).collect();
-        LaunchError::Server(format!(
-            "cannot listen on {}: {error}; choose another server.port or --port",
-            places.join(" and ")
-        ))
-    })?;
+    let (server, bound) = door.open(app, &listen)?;
+    let door = Arc::new(door);
     if !context.common.quiet {
         io::stdout().write_all(banner(loaded, &bound).as_bytes())?;
         io::stdout().flush()?;
@@ -82,9 +133,12 @@ async fn serve(
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
             _ = hangup.recv() => {
-                let reloader = Arc::clone(&reloader);
+                let (reloader, door) = (Arc::clone(&reloader), Arc::clone(&door));
                 // What came of it is in the log.
-                tokio::task::spawn_blocking(move || reload(&reloader).is_ok());
+                tokio::task::spawn_blocking(move || {
+                    door.reload();
+                    reload(&reloader).is_ok()
+                });
             }
         }
     }
@@ -158,8 +212,9 @@ fn banner(loaded: &Loaded, bound: &[SocketAddr]) -> String {
         "batching {policy}  at most {} ms  {} requests at once\n",
         batching.max_wait_ms, loaded.file.server.live_max
     ));
+    let scheme = if loaded.file.server.tls.is_some() { "https" } else { "http" };
     for address in bound {
-        text.push_str(&format!("serving  http://{address}/v1\n"));
+        text.push_str(&format!("serving  {scheme}://{address}/v1\n"));
     }
     text
 }

@@ -39,7 +39,7 @@ pub async fn answer<D: Dialect + 'static>(app: &App, plan: Answer<'_, D>) -> Res
     let mut tally = Tally::new(app.model_names.to_vec(), per_prompt, choices.prompt_tokens().to_vec());
     if generation.streaming.on {
         let writer = sse::Writer::new(head, dialect, generation.streaming, tally);
-        return Ok(sse::response(choices, writer, app.limits.silence_max));
+        return Ok(sse::response(choices, writer, app.limits));
     }
     let outcomes = choices.collect().await.map_err(|failure| failed(&head, &failure))?;
     let mut whole = Vec::with_capacity(outcomes.len());

@@ -62,7 +62,7 @@ impl Choices {
                     streams.push(Choice { index, events, watch, ended: false });
                 }
                 Err(refusal) => {
-                    watch.refused();
+                    watch.refused(&refusal);
                     refused.get_or_insert(refusal);
                 }
             }

@@ -63,6 +63,8 @@ pub fn render(snapshot: &RuntimeSnapshot) -> String {
     let mut out = Text(String::new());
     out.family("tokenrouter:live_requests", "gauge", "Requests accepted and not ended.");
     out.line("tokenrouter:live_requests", &[], f64::from(snapshot.live));
+    out.family("tokenrouter:live_prompt_tokens", "gauge", "Tokens of the prompts of live requests.");
+    out.line("tokenrouter:live_prompt_tokens", &[], snapshot.prompt_tokens as f64);
     for (kind, table) in [("gauge", GAUGES), ("counter", COUNTERS)] {
         for (name, help, value) in table {
             out.family(name, kind, help);
@@ -148,7 +150,7 @@ mod tests {
         small.batcher.released = [1, 2, 3, 4];
         let mut large = ModelSnapshot { name: "large".to_owned(), ..ModelSnapshot::default() };
         large.decode.committed = 9;
-        RuntimeSnapshot { now: Time(5), live: 2, open: true, models: vec![small, large] }
+        RuntimeSnapshot { now: Time(5), live: 2, prompt_tokens: 70, open: true, models: vec![small, large] }
     }
 
     #[test]
@@ -173,6 +175,7 @@ mod tests {
         let text = render(&two_models());
         let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         has("tokenrouter:live_requests 2");
+        has("tokenrouter:live_prompt_tokens 70");
         has("tokenrouter:kv_pages_used{model_name=\"sm\\\"all\"} 5");
         has("vllm:kv_cache_usage_perc{model_name=\"sm\\\"all\"} 0.5");
         has("tokenrouter:committed_tokens_total{model_name=\"large\"} 9");

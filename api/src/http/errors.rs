@@ -7,7 +7,7 @@ use actix_web::{HttpResponse, ResponseError};
 use serde_json::{Map, Value, json};
 use std::fmt;
 use std::time::Duration;
-use tokenrouter_core::job::{Failure, Refusal};
+use tokenrouter_core::job::{Failure, Overdue, Refusal};
 
 /// When a client should come back if nothing better is known.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
@@ -86,6 +86,11 @@ impl ApiError {
             .with_extra("n_ctx", context_len)
     }
 
+    /// 401: no key, or a wrong one.
+    pub fn unauthorized(message: impl Into<String>) -> Self {
+        ApiError::of(StatusCode::UNAUTHORIZED, "authentication_error", message).with_code("invalid_api_key")
+    }
+
     /// 403: not for this client.
     pub fn forbidden(message: impl Into<String>) -> Self {
         ApiError::of(StatusCode::FORBIDDEN, "permission_error", message).with_code("forbidden")
@@ -112,6 +117,12 @@ impl ApiError {
             .with_code("method_not_allowed");
         error.0.allow = Some(allow);
         error
+    }
+
+    /// 408: the client took longer than `limit` to send a body, or left a stream unread for so long.
+    pub fn slow_client(what: &str, limit: Duration) -> Self {
+        let message = format!("{what} within {} ms", limit.as_millis());
+        ApiError::of(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message).with_code("client_timeout")
     }
 
     /// 413: the body is larger than the server takes.
@@ -186,6 +197,13 @@ impl ResponseError for ApiError {
         if let Some(allow) = self.0.allow {
             response.insert_header((header::ALLOW, allow));
         }
+        if self.0.status == StatusCode::UNAUTHORIZED {
+            response.insert_header((header::WWW_AUTHENTICATE, "Bearer"));
+        }
+        if self.0.status == StatusCode::REQUEST_TIMEOUT {
+            // The rest of the body is not waited for.
+            response.force_close();
+        }
         response.json(self.body())
     }
 }
@@ -226,6 +244,16 @@ impl From<&Failure> for ApiError {
             Failure::Routing(_) => ApiError::internal("the routing algorithm failed while generating"),
             Failure::Stopped => ApiError::unavailable(failure.to_string()),
             Failure::Internal(_) => ApiError::internal("an internal part of the server failed while generating"),
+            Failure::TimedOut { overdue: Overdue::FirstToken, .. } => {
+                let message = format!("{failure}; try again later");
+                ApiError::of(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable_error", message)
+                    .with_code("queue_timeout")
+                    .with_retry(RETRY_AFTER_DEFAULT)
+            }
+            Failure::TimedOut { overdue: Overdue::End, .. } => {
+                let message = format!("{failure}; ask for fewer tokens");
+                ApiError::of(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message).with_code("request_timeout")
+            }
         }
     }
 }
@@ -233,9 +261,14 @@ impl From<&Failure> for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokenrouter_core::job::Load;
 
     fn header_of(response: &HttpResponse, name: header::HeaderName) -> Option<String> {
         response.headers().get(name).map(|value| value.to_str().unwrap().to_owned())
+    }
+
+    fn overloaded(load: Load) -> Refusal {
+        Refusal::Overloaded { load, now: 4, limit: 4, retry_after: Duration::from_millis(1500) }
     }
 
     #[test]
@@ -244,7 +277,8 @@ mod tests {
             (Refusal::Invalid { field: "logit_bias", message: "id 9 is not a token".into() }, 400, None),
             (Refusal::ContextOverflow { prompt_tokens: 70, output_tokens: 1, context_len: 64 }, 400, None),
             (Refusal::NeverFits { model: "m".into(), needed_tokens: 65, capacity_tokens: 64 }, 400, None),
-            (Refusal::Overloaded { live: 4, limit: 4, retry_after: Duration::from_millis(1500) }, 429, Some("2")),
+            (overloaded(Load::Requests), 429, Some("2")),
+            (overloaded(Load::PromptTokens), 429, Some("2")),
             (Refusal::Unavailable("draining".into()), 503, Some("1")),
         ];
         for (refusal, status, retry) in cases {
@@ -273,6 +307,29 @@ mod tests {
         let text = error.body().to_string();
         assert!(text.contains("large") && !text.contains("/home"), "{text}");
         assert_eq!(ApiError::from(&Failure::Stopped).status().as_u16(), 503);
+    }
+
+    #[test]
+    fn what_takes_too_long_says_what_and_whether_to_try_again() {
+        let limit = Duration::from_millis(2500);
+        for (overdue, status, code, retry) in
+            [(Overdue::FirstToken, 503, "queue_timeout", Some("1")), (Overdue::End, 504, "request_timeout", None)]
+        {
+            let error = ApiError::from(&Failure::TimedOut { overdue, limit });
+            let response = error.error_response();
+            assert_eq!((response.status().as_u16(), &error.body()["error"]["code"]), (status, &json!(code)));
+            assert_eq!(header_of(&response, header::RETRY_AFTER).as_deref(), retry);
+            assert!(error.body().to_string().contains("within 2500 ms"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_key_is_told_how_keys_are_sent() {
+        let error = ApiError::unauthorized("no");
+        let response = error.error_response();
+        assert_eq!(response.status().as_u16(), 401);
+        assert_eq!(header_of(&response, header::WWW_AUTHENTICATE).as_deref(), Some("Bearer"));
+        assert_eq!(error.body()["error"]["code"], "invalid_api_key");
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! `GET /health` and `GET /metrics`. Owner: the HTTP layer. Invariant: both answer without asking an actor, so they answer
-//! while the engine is busy or stuck; a server whose work does not move is not called healthy.
+//! `GET /health`, `GET /ready` and `GET /metrics`. Owner: the HTTP layer. Invariant: all answer without asking an actor, so
+//! they answer while the engine is busy or stuck; a server whose work does not move is not called healthy, however long
+//! nobody has looked.
 
 use super::App;
 use super::errors::ApiError;
 use actix_web::{HttpResponse, web};
 use serde_json::json;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokenrouter_actors::runtime::{ModelSnapshot, RuntimeSnapshot};
 use tokenrouter_core::ids::Time;
@@ -16,12 +16,23 @@ use tokenrouter_core::ids::Time;
 /// 503 when a model has work waiting and has made no step for the time in [`super::Limits::stall`].
 pub async fn health(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
     let snapshot = app.engine.snapshot();
-    match app.progress.stuck(&snapshot, app.limits.stall) {
+    match stuck(&snapshot, app.limits.stall) {
         Some(model) => {
-            let seconds = app.limits.stall.as_secs();
-            Err(ApiError::unavailable(format!("model {model} has work waiting and made no step for {seconds} s")))
+            let ms = app.limits.stall.as_millis();
+            Err(ApiError::unavailable(format!("model {model} has work waiting and made no step for {ms} ms")))
         }
         None => Ok(HttpResponse::Ok().json(json!({ "status": "ok", "live_requests": snapshot.live }))),
+    }
+}
+
+/// Whether new requests are taken. The port opens when all models are loaded.
+///
+/// # Errors
+/// 503 while the server is stopping.
+pub async fn ready(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
+    match app.engine.snapshot().open {
+        true => Ok(HttpResponse::Ok().json(json!({ "status": "ready" }))),
+        false => Err(ApiError::unavailable("the server is stopping: it takes no new requests")),
     }
 }
 
@@ -36,71 +47,86 @@ pub async fn metrics(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(text))
 }
 
-/// Remembers, from one look to the next, since when a model has work but makes no step.
-#[derive(Debug, Default)]
-pub struct Progress(Mutex<Vec<Option<Standstill>>>);
-
-#[derive(Clone, Copy, Debug)]
-struct Standstill {
-    steps: u64,
-    since: Time,
+/// The first model that has had work for `limit` and made no step meanwhile.
+fn stuck(snapshot: &RuntimeSnapshot, limit: Duration) -> Option<String> {
+    let models = &snapshot.models;
+    let last_step = models.iter().map(|model| model.decode.last_step).max()?;
+    // What is away at another process cannot be judged from here.
+    let all_here = models.iter().all(|model| model.elsewhere.is_none());
+    let is_stuck = |model: &&ModelSnapshot| {
+        let away = (all_here && model.inter_model.pending > 0).then_some(last_step);
+        let moved = waits_since(model).into_iter().chain(away).min();
+        moved.is_some_and(|moved| snapshot.now.since(moved) >= limit)
+    };
+    models.iter().find(is_stuck).map(|model| model.name.clone())
 }
 
-impl Progress {
-    /// The first model that had work at every look of the last `limit` and made no step between them.
-    fn stuck(&self, snapshot: &RuntimeSnapshot, limit: Duration) -> Option<String> {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.resize(snapshot.models.len(), None);
-        let mut stuck = None;
-        for (model, last) in snapshot.models.iter().zip(seen.iter_mut()) {
-            *last = standstill(model, *last, snapshot.now);
-            if last.is_some_and(|still| snapshot.now.since(still.since) >= limit) && stuck.is_none() {
-                stuck = Some(model.name.clone());
-            }
-        }
-        stuck
+/// Since when a model has work and has not moved: a step in flight since it began, and what waits since it came or the
+/// last step ended.
+fn waits_since(model: &ModelSnapshot) -> Option<Time> {
+    match model.decode.running {
+        0 => model.batcher.oldest.map(|oldest| oldest.max(model.decode.last_step)),
+        _ => Some(model.decode.began),
     }
-}
-
-fn standstill(model: &ModelSnapshot, last: Option<Standstill>, now: Time) -> Option<Standstill> {
-    let steps = model.decode.steps + model.decode.steps_failed;
-    if model.batcher.waiting + model.batcher.stalled + model.decode.running == 0 {
-        return None;
-    }
-    Some(last.filter(|still| still.steps == steps).unwrap_or(Standstill { steps, since: now }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn snapshot(seconds: u64, waiting: u32, steps: u64) -> RuntimeSnapshot {
-        let mut model = ModelSnapshot { name: "m".to_owned(), ..ModelSnapshot::default() };
-        model.batcher.waiting = waiting;
-        model.decode.steps = steps;
-        RuntimeSnapshot { now: Time(seconds * 1_000_000_000), live: waiting, open: true, models: vec![model] }
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn at(seconds: u64) -> Time {
+        Time(seconds * 1_000_000_000)
+    }
+
+    /// Idle; its last step ended at 5 s.
+    fn model(name: &str) -> ModelSnapshot {
+        let mut model = ModelSnapshot { name: name.to_owned(), ..ModelSnapshot::default() };
+        model.decode.last_step = at(5);
+        model
+    }
+
+    #[track_caller]
+    fn check(models: &[ModelSnapshot], seconds: u64, expected: Option<&str>) {
+        let models = models.to_vec();
+        let snapshot = RuntimeSnapshot { now: at(seconds), live: 0, prompt_tokens: 0, open: true, models };
+        assert_eq!(stuck(&snapshot, LIMIT).as_deref(), expected, "at {seconds} s");
     }
 
     #[test]
-    fn only_waiting_work_without_a_step_is_stuck() {
-        let limit = Duration::from_secs(60);
-        let looks = [
-            // A long idle time before the work came does not count.
-            (1000, 0, 5, false),
-            (2000, 1, 5, false),
-            (2059, 1, 5, false),
-            (2060, 1, 5, true),
-            (2100, 1, 5, true),
-            // A step, or no work, ends it.
-            (2101, 1, 6, false),
-            (2160, 1, 6, false),
-            (2161, 1, 6, true),
-            (2162, 0, 6, false),
-            (2300, 2, 6, false),
-        ];
-        let progress = Progress::default();
-        for (seconds, waiting, steps, stuck) in looks {
-            assert_eq!(progress.stuck(&snapshot(seconds, waiting, steps), limit).is_some(), stuck, "at {seconds} s");
-        }
+    fn an_idle_server_is_never_stuck() {
+        check(&[model("a")], 10_000, None);
+    }
+
+    #[test]
+    fn what_waits_without_a_step_is_stuck_at_the_first_look() {
+        let mut waiting = model("b");
+        waiting.batcher.oldest = Some(at(1000));
+        check(&[model("a"), waiting.clone()], 1059, None);
+        check(&[model("a"), waiting.clone()], 1060, Some("b"));
+        waiting.decode.last_step = at(1030);
+        check(&[model("a"), waiting.clone()], 1089, None);
+        check(&[model("a"), waiting], 1090, Some("b"));
+    }
+
+    #[test]
+    fn a_step_that_does_not_end_is_stuck() {
+        let mut running = model("a");
+        (running.decode.running, running.decode.began) = (3, at(1000));
+        check(std::slice::from_ref(&running), 1059, None);
+        check(&[running], 1060, Some("a"));
+    }
+
+    #[test]
+    fn what_is_away_is_stuck_when_no_model_steps() {
+        let mut away = model("a");
+        away.inter_model.pending = 1;
+        let mut peer = model("b");
+        peer.decode.last_step = at(1000);
+        check(&[away.clone(), peer.clone()], 1059, None);
+        check(&[away.clone(), peer.clone()], 1060, Some("a"));
+        peer.elsewhere = Some("another process".to_owned());
+        check(&[away, peer], 2000, None);
     }
 }

@@ -7,7 +7,8 @@
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, TextEncoder};
 use std::sync::Arc;
 use std::time::Instant;
-use tokenrouter_core::job::Event;
+use tokenrouter_core::job::{Event, Load, Refusal};
+use tracing::Span;
 
 const TTFT_SECONDS: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -93,7 +94,11 @@ impl Metrics {
                 "Requests that ended, by reason (stop, length, abort, error).",
                 &["model_name", "finished_reason"],
             )?,
-            refused: make.counter("tokenrouter:requests_refused_total", "Jobs that were not accepted.", model)?,
+            refused: make.counter(
+                "tokenrouter:requests_refused_total",
+                "Jobs that were not accepted, by reason.",
+                &["model_name", "reason"],
+            )?,
             http_requests: make.counter(
                 "tokenrouter:http_requests_total",
                 "Answered HTTP requests.",
@@ -118,7 +123,8 @@ impl Metrics {
 
     /// The meter of one HTTP request that asks for `model`.
     pub fn request(&self, model: &str) -> RequestMeter {
-        RequestMeter { series: Arc::clone(&self.series), model: model.into(), started: Instant::now() }
+        let (series, span) = (Arc::clone(&self.series), Span::current());
+        RequestMeter { series, model: model.into(), started: Instant::now(), span }
     }
 
     /// Counts an answered HTTP request; `route` is the pattern, never the path, so that labels stay few.
@@ -151,6 +157,8 @@ pub struct RequestMeter {
     series: Arc<Series>,
     model: Arc<str>,
     started: Instant,
+    /// Of the HTTP request, which is over for the log before its stream ends.
+    span: Span,
 }
 
 impl RequestMeter {
@@ -186,14 +194,23 @@ impl Watch {
     }
 
     /// The engine did not take it.
-    pub fn refused(&mut self) {
+    pub fn refused(&mut self, refusal: &Refusal) {
+        let reason = match refusal {
+            Refusal::Invalid { .. } => "invalid",
+            Refusal::ContextOverflow { .. } => "context",
+            Refusal::NeverFits { .. } => "kv_memory",
+            Refusal::Overloaded { load: Load::Requests, .. } => "live_requests",
+            Refusal::Overloaded { load: Load::PromptTokens, .. } => "prompt_tokens",
+            Refusal::Unavailable(_) => "unavailable",
+        };
         self.state = WatchState::Ended;
-        self.meter.series.refused.with_label_values(&[&*self.meter.model]).inc();
+        self.meter.series.refused.with_label_values(&[&*self.meter.model, reason]).inc();
     }
 
     /// Something happened.
     pub fn event(&mut self, event: &Event) {
         match event {
+            Event::Prompt(_) => {}
             Event::Delta { tokens, .. } => self.committed(u32::try_from(tokens.len()).unwrap_or(u32::MAX)),
             Event::Finished { reason, usage } => {
                 let (series, label) = (&self.meter.series, [&*self.meter.model]);
@@ -206,7 +223,6 @@ impl Watch {
 
     fn committed(&mut self, count: u32) {
         if count == 0 {
-            Event::Prompt(_) => {}
             return;
         }
         let (series, label) = (&self.meter.series, [&*self.meter.model]);
@@ -229,6 +245,9 @@ impl Watch {
         let (series, label) = (&self.meter.series, [&*self.meter.model]);
         let now = Instant::now();
         series.finished.with_label_values(&[&*self.meter.model, reason]).inc();
+        let ms = (now - self.meter.started).as_millis() as u64;
+        let (model, tokens) = (&*self.meter.model, self.tokens);
+        tracing::info!(parent: &self.meter.span, model, reason, tokens, ms, "choice ended");
         series.end_to_end.with_label_values(&label).observe((now - self.meter.started).as_secs_f64());
         series.request_generation_tokens.with_label_values(&label).observe(f64::from(self.tokens));
         if let Some(first) = self.first.filter(|_| self.tokens > 1) {
@@ -285,8 +304,9 @@ mod tests {
     #[test]
     fn a_refused_job_is_not_an_abort() {
         let metrics = Metrics::new().unwrap();
-        metrics.request("m").watch().refused();
+        metrics.request("m").watch().refused(&Refusal::Unavailable("stopping".to_owned()));
         assert_eq!(ended(&metrics, "abort"), "absent");
-        assert_eq!(value(&metrics, "tokenrouter:requests_refused_total{model_name=\"m\"}"), "1");
+        let refused = "tokenrouter:requests_refused_total{model_name=\"m\",reason=\"unavailable\"}";
+        assert_eq!(value(&metrics, refused), "1");
     }
 }

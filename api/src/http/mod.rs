@@ -19,6 +19,7 @@ pub mod engine;
 mod engine_metrics;
 pub mod errors;
 mod health;
+pub mod keys;
 pub mod metrics;
 mod models;
 mod observe;
@@ -35,7 +36,7 @@ pub use admin::Reload;
 use dialect::Detail;
 use engine::Engine;
 use errors::ApiError;
-use health::Progress;
+use keys::Keys;
 use metrics::Metrics;
 use prompts::Tokenising;
 pub use routers::Router;
@@ -43,6 +44,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use rustls::ServerConfig;
 use tokenrouter_core::job::{Prompt, Target};
 use tokenrouter_core::text::TextCodec;
 use types::chat::Conversation;
@@ -86,9 +88,16 @@ pub struct Limits {
     pub silence_max: Duration,
 }
 
+    /// How long a client may take to send a body, or leave a stream unread.
+    pub client: Duration,
 impl Default for Limits {
     fn default() -> Self {
-        Limits { body_bytes: 8 << 20, stall: Duration::from_secs(60), silence_max: Duration::from_secs(10) }
+        Limits {
+            body_bytes: 8 << 20,
+            stall: Duration::from_secs(60),
+            client: Duration::from_secs(60),
+            silence_max: Duration::from_secs(10),
+        }
     }
 }
 
@@ -118,7 +127,7 @@ pub struct App {
     pub(crate) router: Router,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
-    pub(crate) progress: Progress,
+    pub(crate) keys: Keys,
     pub(crate) started_unix: u64,
     pub(crate) reload: Option<Reload>,
 }
@@ -132,7 +141,7 @@ impl App {
         let Parts { engine, codec, served, model_names, router, limits } = parts;
         let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let metrics = Metrics::new()?;
-        let (model_names, progress) = (model_names.into(), Progress::default());
+        let (model_names, keys) = (model_names.into(), Keys::default());
         let tokenising = Tokenising::new(Arc::clone(&codec));
         Ok(App {
             engine,
@@ -143,7 +152,7 @@ impl App {
             router,
             limits,
             metrics,
-            progress,
+            keys,
             started_unix,
             reload: None,
         })
@@ -158,6 +167,11 @@ impl App {
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
+    /// The same for clients that have one of these keys.
+    pub fn with_keys(self, keys: Keys) -> Self {
+        App { keys, ..self }
+    }
+
 
     fn served(&self, name: &str) -> Result<&Served, ApiError> {
         let found = self.served.iter().find(|served| served.id == name);
@@ -190,13 +204,31 @@ pub struct Listen {
 pub fn server(app: App, listen: &Listen) -> io::Result<(Server, Vec<SocketAddr>)> {
     let app = web::Data::new(app);
     let server = HttpServer::new(move || {
-        actix_web::App::new().app_data(app.clone()).wrap(middleware::from_fn(observe::observe)).configure(routes)
+        // The last one is the outermost.
+        let service = actix_web::App::new().app_data(app.clone()).wrap(middleware::from_fn(keys::guard));
+        service.wrap(middleware::from_fn(observe::observe)).configure(routes)
     })
+    serve(app, listen, None)
+}
+
+/// As [`server`], over TLS.
+///
+/// # Errors
+/// As [`server`].
+pub fn secure_server(app: App, listen: &Listen, tls: ServerConfig) -> io::Result<(Server, Vec<SocketAddr>)> {
+    serve(app, listen, Some(tls))
+}
+
+fn serve(app: App, listen: &Listen, tls: Option<ServerConfig>) -> io::Result<(Server, Vec<SocketAddr>)> {
     .workers(listen.workers.max(1))
     .h1_allow_half_closed(false)
     .client_disconnect_timeout(DISCONNECT_TIMEOUT)
-    .disable_signals()
-    .bind(listen.addresses.as_slice())?;
+    .disable_signals();
+    let addresses = listen.addresses.as_slice();
+    let server = match tls {
+        Some(tls) => server.bind_rustls_0_23(addresses, tls)?,
+        None => server.bind(addresses)?,
+    };
     let bound = server.addrs();
     Ok((server.run(), bound))
 }
@@ -214,6 +246,7 @@ fn routes(config: &mut web::ServiceConfig) {
         .service(web::resource("/v1/models/{id:.+}").route(web::get().to(models::one)).default_service(only("GET")))
         .service(web::resource("/v1/routers").route(web::get().to(routers::list)).default_service(only("GET")))
         .service(web::resource("/admin/reload").route(web::post().to(admin::reload)).default_service(only("POST")))
+        .service(web::resource("/ready").route(web::get().to(health::ready)).default_service(only("GET")))
         .service(web::resource("/health").route(web::get().to(health::health)).default_service(only("GET")))
         .service(web::resource("/metrics").route(web::get().to(health::metrics)).default_service(only("GET")))
         .default_service(web::to(|request: HttpRequest| async move {

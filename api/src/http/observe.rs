@@ -9,6 +9,7 @@ use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::middleware::Next;
 use actix_web::web;
 use std::time::Instant;
+use tracing::Instrument;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_BYTES_MAX: usize = 128;
@@ -25,7 +26,9 @@ pub async fn observe<B: MessageBody>(
     let id = request_id(request.headers().get(REQUEST_ID));
     let app = request.app_data::<web::Data<App>>().cloned();
     let method = method_label(request.method());
-    let mut response = next.call(request).await?;
+    // What is logged on the way, and when an answer ends, says whose it is.
+    let span = tracing::info_span!("http", request_id = id.to_str().unwrap_or_default());
+    let mut response = next.call(request).instrument(span).await?;
     let status = response.status().as_u16();
     let route = response.request().match_pattern().unwrap_or_else(|| "unknown".to_owned());
     if let Some(app) = app {

@@ -1,7 +1,8 @@
 //! Server-sent events of one answer: opening chunks, deltas, one finish chunk a choice, usage, `[DONE]`. Owner: the
 //! response body. Invariant: one JSON object an event; a failed choice never gets a finish reason; a stream never ends
-//! without `[DONE]`. Dropping the body aborts the request.
+//! without `[DONE]`. Dropping the body aborts the request, and so does leaving it unread.
 
+use super::Limits;
 use super::choices::Choices;
 use super::dialect::{Dialect, Head, Piece};
 use super::errors::ApiError;
@@ -12,9 +13,12 @@ use actix_web::http::header;
 use actix_web::web::Bytes;
 use futures_util::stream::{Stream, unfold};
 use serde::Serialize;
+use std::cell::Cell;
 use std::convert::Infallible;
+use std::rc::Rc;
 use std::time::Duration;
 use tokenrouter_core::job::Event;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 const KEEP_ALIVE_FRAME: &str = ": keep-alive\n\n";
@@ -62,15 +66,15 @@ impl<D: Dialect> Writer<D> {
     /// What an event of a choice looks like on the wire.
     pub fn event(&mut self, index: usize, event: Event) -> Frames {
         let piece = match event {
-            Event::Delta { text, tokens } => {
-                tokens.iter().for_each(|report| self.tally.token(index, report.model.index()));
-                let worth_a_chunk = !text.is_empty()
-                    || !tokens.is_empty() && (self.dialect.carries_tokens() || self.streaming.usage_always);
             Event::Prompt(tokens) => {
                 let part = self.dialect.prompt(index, &tokens);
                 let text = part.map(|part| self.chunk(vec![part])).unwrap_or_default();
                 return Frames { text, last: false };
             }
+            Event::Delta { text, tokens } => {
+                tokens.iter().for_each(|report| self.tally.token(index, report.model.index()));
+                let worth_a_chunk = !text.is_empty()
+                    || !tokens.is_empty() && (self.dialect.carries_tokens() || self.streaming.usage_always);
                 if !worth_a_chunk {
                     return Frames { text: String::new(), last: false };
                 }
@@ -127,9 +131,79 @@ enum Stage<D: Dialect> {
     Over,
 }
 
+/// A stream whose last bytes were taken at `since` and of which no more were asked for yet: the connection asks when it
+/// has room again, so the client does not read.
+struct Parked<D: Dialect> {
+    stage: Stage<D>,
+    since: Instant,
+}
+
+/// Where a stream is while the connection does not ask for more; empty while it does, and when it was given up.
+type Desk<D> = Rc<Cell<Option<Parked<D>>>>;
+
+/// The connection's side of a stream. Dropping it aborts the request.
+struct Reading<D: Dialect> {
+    desk: Desk<D>,
+    unread_max: Duration,
+    watch: JoinHandle<()>,
+}
+
+impl<D: Dialect + 'static> Reading<D> {
+    fn new(sending: Sending<D>, unread_max: Duration) -> Self {
+        let desk: Desk<D> = Rc::default();
+        let watch = actix_rt::spawn(watch(Rc::clone(&desk), unread_max));
+        let reading = Reading { desk, unread_max, watch };
+        reading.park(Stage::Opening(sending));
+        reading
+    }
+
+    fn park(&self, stage: Stage<D>) {
+        self.desk.set(Some(Parked { stage, since: Instant::now() }));
+    }
+}
+
+impl<D: Dialect> Drop for Reading<D> {
+    fn drop(&mut self) {
+        self.watch.abort();
+        drop(self.desk.take());
+    }
+}
+
+/// Gives up a stream that nobody has read for `unread_max`, with all that waits to be sent: its request is aborted.
+async fn watch<D: Dialect>(desk: Desk<D>, unread_max: Duration) {
+    let mut look = Instant::now() + unread_max;
+    loop {
+        sleep_until(look).await;
+        look = match desk.take() {
+            Some(parked) if parked.since.elapsed() >= unread_max => {
+                tracing::warn!(?unread_max, "a client does not read its stream: the request is aborted");
+                return;
+            }
+            Some(parked) => {
+                let due = parked.since + unread_max;
+                desk.set(Some(parked));
+                due
+            }
+            // The connection waits for the next event.
+            None => Instant::now() + unread_max,
+        };
+    }
+}
+
 /// The body of a streamed answer.
-fn body<D: Dialect + 'static>(sending: Sending<D>) -> impl Stream<Item = Result<Bytes, Infallible>> {
-    unfold(Stage::Opening(sending), |stage| async {
+fn body<D: Dialect + 'static>(
+    sending: Sending<D>,
+    unread_max: Duration,
+) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    unfold(Some(Reading::new(sending, unread_max)), |reading| async move {
+        let reading = reading?;
+        let stage = match reading.desk.take() {
+            Some(parked) => parked.stage,
+            None => {
+                let error = ApiError::slow_client("the stream was not read", reading.unread_max);
+                return Some((Ok(Bytes::from(frame(&error.body()) + DONE_FRAME)), None));
+            }
+        };
         let (text, next) = match stage {
             Stage::Opening(mut sending) => {
                 let text = sending.writer.opening(sending.choices.prompt_tokens().len());
@@ -138,7 +212,8 @@ fn body<D: Dialect + 'static>(sending: Sending<D>) -> impl Stream<Item = Result<
             Stage::Running(sending) => next_frames(sending).await,
             Stage::Over => return None,
         };
-        Some((Ok(Bytes::from(text)), next))
+        reading.park(next);
+        Some((Ok(Bytes::from(text)), Some(reading)))
     })
 }
 
@@ -161,11 +236,13 @@ async fn next_frames<D: Dialect>(mut sending: Sending<D>) -> (String, Stage<D>) 
     }
 }
 
-/// The response of a streamed answer; after `silence_max` without an event a comment is sent.
-pub fn response<D: Dialect + 'static>(choices: Choices, writer: Writer<D>, silence_max: Duration) -> HttpResponse {
+/// The response of a streamed answer; after `silence_max` without an event a comment is sent, and a stream that is not
+/// read for as long as a client may take is given up.
+pub fn response<D: Dialect + 'static>(choices: Choices, writer: Writer<D>, limits: Limits) -> HttpResponse {
+    let sending = Sending { choices, writer, silence_max: limits.silence_max };
     HttpResponse::Ok()
         .content_type("text/event-stream; charset=utf-8")
         .insert_header((header::CACHE_CONTROL, "no-cache"))
         .insert_header(("x-accel-buffering", "no"))
-        .streaming(body(Sending { choices, writer, silence_max }))
+        .streaming(body(sending, limits.client))
 }

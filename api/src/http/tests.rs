@@ -5,7 +5,7 @@ use super::*;
 use actix_web::http::header;
 use actix_web::test::{TestRequest, call_service, init_service, read_body};
 use serde_json::{Value, json};
-use tokenrouter_core::job::{Event, Failure, Refusal};
+use tokenrouter_core::job::{Event, Failure, Load, Refusal};
 
 /// Status, headers and body of one request to a fresh server.
 struct Answered {
@@ -233,7 +233,7 @@ async fn a_stop_string_is_named() {
 async fn refusals_are_statuses_also_when_streaming() {
     let refusals = [
         (Refusal::ContextOverflow { prompt_tokens: 70, output_tokens: 1, context_len: 64 }, 400),
-        (Refusal::Overloaded { live: 1, limit: 1, retry_after: Duration::from_secs(2) }, 429),
+        (Refusal::Overloaded { load: Load::Requests, now: 1, limit: 1, retry_after: Duration::from_secs(2) }, 429),
         (Refusal::Unavailable("draining".to_owned()), 503),
     ];
     for (refusal, status) in refusals {
@@ -406,7 +406,7 @@ async fn health_turns_red_when_waiting_work_does_not_move_and_metrics_show_it() 
     let service = actix_web::App::new().app_data(web::Data::new(app(Arc::clone(&engine)))).configure(routes);
     let service = init_service(service).await;
     let mut model = tokenrouter_actors::runtime::ModelSnapshot { name: "small".to_owned(), ..Default::default() };
-    model.batcher.waiting = 3;
+    (model.batcher.waiting, model.batcher.oldest) = (3, Some(tokenrouter_core::ids::Time(10_000_000_000)));
     for (seconds, status) in [(10, 200), (69, 200), (70, 503)] {
         engine.say(tokenrouter_core::ids::Time(seconds * 1_000_000_000), vec![model.clone()]);
         let response = call_service(&service, TestRequest::get().uri("/health").to_request()).await;

@@ -3,11 +3,29 @@
 
 use crate::hub::HubSettings;
 use hf_hub::Cache;
+use std::fmt;
 use std::path::PathBuf;
 use tokenrouter_core::routing::catalog::Catalog;
 
 /// The hub that is asked when HF_ENDPOINT is not set.
 const HUB: &str = "https://huggingface.co";
+
+/// A text that is never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
 
 /// The variables that mean something here.
 #[derive(Clone, Debug)]
@@ -20,6 +38,10 @@ pub struct Environment {
     pub no_color: bool,
     /// Where files of the program itself may be kept: XDG_CACHE_HOME, or `.cache` at home, or the temporary folder.
     pub cache: PathBuf,
+    /// TOKENROUTER_API_KEYS: keys for the API, with commas or white space between them.
+    pub api_keys: Option<Secret>,
+    /// TOKENROUTER_ADMIN_KEY: the key for `/admin`.
+    pub admin_key: Option<Secret>,
     /// The routing algorithms of this program; more than the usual ones if it adds its own.
     pub catalog: Catalog,
 }
@@ -47,6 +69,8 @@ impl Environment {
             log_filter: variable("RUST_LOG"),
             no_color: variable("NO_COLOR").is_some() || variable("TERM").is_some_and(|term| term == "dumb"),
             cache: user_cache.unwrap_or_else(std::env::temp_dir).join("tokenrouter"),
+            api_keys: variable("TOKENROUTER_API_KEYS").map(Secret),
+            admin_key: variable("TOKENROUTER_ADMIN_KEY").map(Secret),
             catalog: Catalog::default(),
         }
     }
@@ -69,6 +93,7 @@ mod tests {
                 "HF_ENDPOINT" => Some("http://mirror/".to_owned()),
                 "HF_TOKEN" => Some("secret".to_owned()),
                 "NO_COLOR" => Some("1".to_owned()),
+                "TOKENROUTER_API_KEYS" => Some("first-key,second-key".to_owned()),
                 _ => Some(String::new()),
             },
             None,
@@ -77,6 +102,8 @@ mod tests {
         assert_eq!((hub.endpoint.as_str(), hub.token.as_deref()), ("http://mirror", Some("secret")));
         assert_eq!(hub.cache, PathBuf::from("models/hub"));
         assert!(set.no_color);
+        assert_eq!(set.api_keys.as_ref().map(Secret::reveal), Some("first-key,second-key"));
+        assert_eq!(format!("{:?} {:?}", set.api_keys, set.admin_key), "Some(Secret) None");
         let nowhere = Environment::of(|_| None, None).hub.expect_err("no folder at all");
         assert!(nowhere.contains("HF_HOME"), "{nowhere}");
     }

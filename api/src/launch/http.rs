@@ -6,7 +6,9 @@ use crate::http::types::generation::SamplingDefaults;
 use crate::http::{App, ChatTemplate, Limits, Parts, Router, Served};
 use crate::text::ModelText;
 use std::sync::Arc;
+use std::time::Duration;
 use tokenrouter_actors::runtime::Runtime;
+use tokenrouter_config::Server;
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::Target;
 use tokenrouter_gpu::weights::GenerationDefaults;
@@ -48,6 +50,15 @@ pub fn served(loaded: &Loaded) -> Vec<Served> {
     std::iter::once(routed).chain(models).collect()
 }
 
+fn limits(server: &Server) -> Limits {
+    Limits {
+        body_bytes: usize::try_from(server.body_bytes_max.0).unwrap_or(usize::MAX),
+        stall: Duration::from_millis(server.stall_ms),
+        client: Duration::from_millis(server.client_timeout_ms),
+        ..Limits::default()
+    }
+}
+
 /// The HTTP application over a running runtime.
 ///
 /// # Errors
@@ -63,7 +74,7 @@ pub fn app(loaded: &Loaded, runtime: Runtime) -> Result<App, LaunchError> {
             algorithm: loaded.algorithm.clone(),
             entries: loaded.catalog.entries().collect(),
         },
-        limits: Limits::default(),
+        limits: limits(&loaded.file.server),
     };
     App::new(parts).map_err(|error| LaunchError::Server(format!("the metrics cannot be set up: {error}")))
 }

@@ -5,10 +5,12 @@ use super::{LaunchError, Plan, plan, thresholds};
 use crate::progress::Progress;
 use crate::text::ModelText;
 use std::sync::Arc;
+use std::time::Duration;
+use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{self, ModelSpec, Placement, Runtime, RuntimeSpec};
-use tokenrouter_config::LaunchFile;
+use tokenrouter_config::{LaunchFile, Server};
 use tokenrouter_core::executor::{Executor, ExecutorError};
 use tokenrouter_core::routing::Algorithm;
 use tokenrouter_core::routing::catalog::Catalog;
@@ -120,10 +122,21 @@ impl Loaded {
             algorithm,
             batching,
             live_max: self.file.server.live_max,
+            bounds: bounds(&self.file.server),
             placement: Placement::OwnArbiter,
             process: Process::alone(),
         };
         Ok(runtime::start(spec)?)
+    }
+}
+
+/// What a launch file says with 0 = no bound.
+fn bounds(server: &Server) -> Bounds {
+    let time = |ms: u64| Some(Duration::from_millis(ms)).filter(|limit| !limit.is_zero());
+    Bounds {
+        prompt_tokens_max: Some(server.prompt_tokens_max).filter(|&tokens| tokens > 0),
+        first_token: time(server.queue_timeout_ms),
+        whole: time(server.request_timeout_ms),
     }
 }
 

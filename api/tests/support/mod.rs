@@ -138,7 +138,9 @@ pub fn program(folder: &Folder, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tokenrouter"));
     command.args(arguments).current_dir(&folder.path).stdin(Stdio::null());
     command.env("XDG_CACHE_HOME", folder.path.join("cache"));
-    for variable in ["RUST_LOG", "HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "NO_COLOR"] {
+    for variable in
+        ["RUST_LOG", "HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "NO_COLOR", "TOKENROUTER_API_KEYS", "TOKENROUTER_ADMIN_KEY"]
+    {
         command.env_remove(variable);
     }
     command
@@ -181,7 +183,8 @@ impl Serving {
                 panic!("the server ended before it was ready: {banner}{errors}");
             }
             banner.push_str(&line);
-            if let Some(url) = line.strip_prefix("serving  http://") {
+            let url = line.strip_prefix("serving  http://").or_else(|| line.strip_prefix("serving  https://"));
+            if let Some(url) = url {
                 break url.trim().trim_end_matches("/v1").to_owned();
             }
         };
@@ -237,6 +240,14 @@ impl Serving {
     pub fn stop(self) -> i32 {
         self.signal("TERM");
         self.wait()
+    }
+
+    /// Asks it to stop and returns the log lines that nobody has read.
+    pub fn stop_and_read(mut self) -> String {
+        self.signal("TERM");
+        self.child.wait().expect("it ends");
+        let log = self.log.lock().expect("no test panics while it waits");
+        log.iter().map(|line| line + "\n").collect()
     }
 
     /// Waits until it ends and returns its exit code.

@@ -4,6 +4,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{ModelSpec, Placement, Runtime, RuntimeSnapshot, RuntimeSpec, start};
@@ -35,9 +36,9 @@ pub struct Setup {
 /// What a job gave.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answered {
-    /// Tokens with model, entropy and log-probabilities.
     /// The prompt with log-probabilities, if they were wanted.
     pub prompt: Vec<TokenReport>,
+    /// Tokens with model, entropy and log-probabilities.
     pub tokens: Vec<TokenReport>,
     /// Their text.
     pub text: String,
@@ -96,6 +97,7 @@ fn spec(setup: &Setup) -> RuntimeSpec {
         algorithm: setup.algorithm.clone(),
         batching: Batching { policy, max_wait: Duration::from_millis(100), ..Batching::default() },
         live_max: 64,
+        bounds: Bounds::default(),
         placement: Placement::OwnArbiter,
         process: Process::alone(),
     }
@@ -115,12 +117,12 @@ async fn follow(runtime: &Runtime, job: Job) -> Answered {
     let (mut prompt, mut tokens, mut text) = (Vec::new(), Vec::new(), String::new());
     loop {
         match reply.events.recv().await {
-            Some(Event::Delta { text: more, tokens: new }) => {
-                text.push_str(&more);
             Some(Event::Prompt(tokens_of_it)) => {
                 assert!(prompt.is_empty() && tokens.is_empty(), "the prompt comes once and first");
                 prompt = tokens_of_it;
             }
+            Some(Event::Delta { text: more, tokens: new }) => {
+                text.push_str(&more);
                 tokens.extend(new);
             }
             Some(Event::Finished { reason, usage }) => {

@@ -211,6 +211,7 @@ fn spec(script: &Script, algorithm: Arc<dyn Algorithm>, seen: Begun) -> RuntimeS
         codec: Arc::new(Words::new(script.language.vocab)),
         batching: script.batching.clone(),
         live_max: script.live_max,
+        bounds: script.bounds,
         placement: Placement::Here,
         process: Process::alone(),
     }

@@ -8,6 +8,8 @@
 //! execution model_sync                           (or: async, step_sync, std_serving)
 //! prefill_ahead
 //! live_max 16
+//! prompt_tokens_max 100
+//! time first=20ms whole=100ms                    (either may be left out)
 //! fault large 3 panic                            (step number; error, lost, panic, bad_rows)
 //! at 0ms submit a prompt=5 max=8                 (also: seed= only=MODEL threshold=)
 //! at 20ms abort a
@@ -15,6 +17,7 @@
 //! ```
 
 use std::time::Duration;
+use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_core::batching::{Batching, PolicySpec};
 use tokenrouter_core::executor::ExecutorLimits;
 use tokenrouter_core::sim::{Fault, Language, Skill, TimeModel};
@@ -35,6 +38,8 @@ pub struct Script {
     pub batching: Batching,
     /// Requests accepted at once.
     pub live_max: u32,
+    /// Other bounds on requests.
+    pub bounds: Bounds,
     /// What happens when, in order of time.
     pub acts: Vec<(Duration, Act)>,
 }
@@ -126,6 +131,7 @@ pub fn parse(text: &str) -> Result<Script, ScriptError> {
         route: ("stay".into(), serde_json::Value::Null),
         batching: Batching { max_wait: Duration::from_secs(1), ..Batching::default() },
         live_max: 64,
+        bounds: Bounds::default(),
         acts: Vec::new(),
     };
     for (number, line) in text.lines().enumerate() {
@@ -170,6 +176,16 @@ fn read(script: &mut Script, line: &str) -> Result<(), String> {
         }
         ["prefill_ahead"] => script.batching.prefill_ahead = true,
         ["live_max", limit] => script.live_max = number(limit)?,
+        ["prompt_tokens_max", limit] => script.bounds.prompt_tokens_max = Some(number(limit)?),
+        ["time", rest @ ..] => {
+            for word in rest {
+                match pair(word)? {
+                    ("first", limit) => script.bounds.first_token = Some(time(limit)?),
+                    ("whole", limit) => script.bounds.whole = Some(time(limit)?),
+                    _ => return Err(format!("unknown {word}")),
+                }
+            }
+        }
         ["fault", name, step, kind] => {
             let kind = match *kind {
                 "error" => Fault::Error,

@@ -5,6 +5,7 @@
 use crate::memory;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{ModelSpec, Placement, RuntimeSpec, start};
@@ -208,6 +209,7 @@ fn spec(load: Load, (room, steps): (usize, &Arc<Mutex<Vec<Seen>>>)) -> RuntimeSp
         algorithm: routing::build("bernoulli", &params, 2).expect("valid parameters"),
         batching: Batching { execution: load.execution, ..Batching::default() },
         live_max: 1024,
+        bounds: Bounds::default(),
         placement: Placement::OwnArbiter,
         process: Process::alone(),
     }
@@ -246,9 +248,9 @@ fn job(load: Load) -> Job {
         sampling: SamplingParams::default(),
         stop: StopRules { max_tokens: Some(load.tokens as u32), ignore_eos: true, ..StopRules::default() },
         logprobs: None,
+        prompt_logprobs: None,
         entropy: false,
     }
-        prompt_logprobs: None,
 }
 
 /// Reads a stream to its end; the bytes in use when it passed each mark.
@@ -256,9 +258,9 @@ async fn drain(mut events: tokio::sync::mpsc::Receiver<Event>, mut marks: Vec<us
     let (mut got, mut bytes) = (0, Vec::new());
     while let Some(event) = events.recv().await {
         match event {
+            Event::Prompt(_) => {}
             Event::Delta { tokens, .. } => got += tokens.len(),
             Event::Finished { .. } => break,
-            Event::Prompt(_) => {}
             Event::Failed(failure) => panic!("the request failed: {failure}"),
         }
         while marks.first().is_some_and(|&mark| got >= mark) {

@@ -19,6 +19,8 @@ pub struct RuntimeSnapshot {
     pub now: Time,
     /// Live requests.
     pub live: u32,
+    /// Tokens of their prompts.
+    pub prompt_tokens: u64,
     /// Accepts new requests.
     pub open: bool,
     /// Per model.
@@ -53,6 +55,7 @@ impl Runtime {
         RuntimeSnapshot {
             now: inner.clock.now(),
             live: inner.server.live.load(Ordering::Relaxed),
+            prompt_tokens: inner.server.prompt_tokens.load(Ordering::Relaxed),
             open: inner.open.load(Ordering::Acquire),
             models: (0..inner.pools.len()).map(|index| self.model_snapshot(index)).collect(),
         }

@@ -10,6 +10,7 @@ use serde_json::Value as Json;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{self, ModelSpec, Placement, Runtime, RuntimeSpec};
@@ -102,6 +103,7 @@ impl Simulated {
                 ..Batching::default()
             },
             live_max: self.limits.rows_max,
+            bounds: Bounds::default(),
             placement: Placement::OwnArbiter,
             process: Process::alone(),
         };

@@ -5,9 +5,10 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use std::sync::Arc;
+use std::time::Duration;
 use tokenrouter_core::executor::TokenLogprobs;
 use tokenrouter_core::ids::RequestId;
-use tokenrouter_core::job::{Failure, FinishReason, Target};
+use tokenrouter_core::job::{Failure, FinishReason, Overdue, Target};
 use tokenrouter_core::live::{LiveNote, LiveNotes, Stamp};
 use tokenrouter_core::peer::{Ahead, PeerFrame, PeerReq};
 use tokenrouter_core::request::{Committed, RequestSpec};
@@ -45,6 +46,10 @@ fn failure() -> impl Strategy<Value = Failure> {
         ".*".prop_map(Failure::Routing),
         Just(Failure::Stopped),
         ".*".prop_map(Failure::Internal),
+        (any::<bool>(), any::<Duration>()).prop_map(|(first, limit)| Failure::TimedOut {
+            overdue: if first { Overdue::FirstToken } else { Overdue::End },
+            limit,
+        }),
     ]
 }
 

@@ -40,11 +40,11 @@ use keys::Keys;
 use metrics::Metrics;
 use prompts::Tokenising;
 pub use routers::Router;
+use rustls::ServerConfig;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use rustls::ServerConfig;
 use tokenrouter_core::job::{Prompt, Target};
 use tokenrouter_core::text::TextCodec;
 use types::chat::Conversation;
@@ -84,12 +84,12 @@ pub struct Limits {
     pub body_bytes: usize,
     /// How long work may wait without any step of its model before `/health` says so.
     pub stall: Duration,
+    /// How long a client may take to send a body, or leave a stream unread.
+    pub client: Duration,
     /// Longest silence on a stream before a comment is sent.
     pub silence_max: Duration,
 }
 
-    /// How long a client may take to send a body, or leave a stream unread.
-    pub client: Duration,
 impl Default for Limits {
     fn default() -> Self {
         Limits {
@@ -163,15 +163,15 @@ impl App {
         App { reload: Some(reload), ..self }
     }
 
-    /// What is counted at the HTTP side, and where other parts may register more.
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
     /// The same for clients that have one of these keys.
     pub fn with_keys(self, keys: Keys) -> Self {
         App { keys, ..self }
     }
 
+    /// What is counted at the HTTP side, and where other parts may register more.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
 
     fn served(&self, name: &str) -> Result<&Served, ApiError> {
         let found = self.served.iter().find(|served| served.id == name);
@@ -202,12 +202,6 @@ pub struct Listen {
 /// # Errors
 /// When an address cannot be bound.
 pub fn server(app: App, listen: &Listen) -> io::Result<(Server, Vec<SocketAddr>)> {
-    let app = web::Data::new(app);
-    let server = HttpServer::new(move || {
-        // The last one is the outermost.
-        let service = actix_web::App::new().app_data(app.clone()).wrap(middleware::from_fn(keys::guard));
-        service.wrap(middleware::from_fn(observe::observe)).configure(routes)
-    })
     serve(app, listen, None)
 }
 
@@ -220,6 +214,12 @@ pub fn secure_server(app: App, listen: &Listen, tls: ServerConfig) -> io::Result
 }
 
 fn serve(app: App, listen: &Listen, tls: Option<ServerConfig>) -> io::Result<(Server, Vec<SocketAddr>)> {
+    let app = web::Data::new(app);
+    let server = HttpServer::new(move || {
+        // The last one is the outermost.
+        let service = actix_web::App::new().app_data(app.clone()).wrap(middleware::from_fn(keys::guard));
+        service.wrap(middleware::from_fn(observe::observe)).configure(routes)
+    })
     .workers(listen.workers.max(1))
     .h1_allow_half_closed(false)
     .client_disconnect_timeout(DISCONNECT_TIMEOUT)

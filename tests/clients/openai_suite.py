@@ -43,6 +43,11 @@ class Suite:
         fields = {"model": self.routed, "prompt": self.prompt, "max_tokens": self.max_tokens, "temperature": 0, "seed": 1} | extra
         return self.client.completions.create(**fields)
 
+    def post(self, path: str, **body) -> dict:
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
     def health(self) -> dict:
         with urllib.request.urlopen(f"{self.url}/health", timeout=10) as answer:
             return json.load(answer)
@@ -217,11 +222,6 @@ def text_logprobs(suite: Suite):
 
 
 @check
-def makers_of_tokens(suite: Suite):
-    answer = suite.chat(extra_body={"return_token_models": True})
-    makers = answer.choices[0].model_extra["token_models"]
-    counts = {name: makers.count(name) for name in makers}
-@check
 def prompt_logprobs(suite: Suite):
     for model in suite.names:
         answer = suite.text(model=model, prompt=[1, 2, 3], echo=True, logprobs=1, max_tokens=1)
@@ -245,6 +245,11 @@ def prompt_logprobs(suite: Suite):
         assert first.logprobs.text_offset[0] == 0 and first.logprobs.text_offset == sorted(first.logprobs.text_offset)
 
 
+@check
+def makers_of_tokens(suite: Suite):
+    answer = suite.chat(extra_body={"return_token_models": True})
+    makers = answer.choices[0].model_extra["token_models"]
+    counts = {name: makers.count(name) for name in makers}
     assert counts == answer.usage.completion_tokens_details.model_extra["by_model"]
     chunks = suite.chat(stream=True, extra_body={"return_token_models": True})
     streamed = [name for chunk in chunks for name in chunk.choices[0].model_extra.get("token_models") or []]
@@ -260,6 +265,18 @@ def every_message_form(suite: Suite):
     suite.chat(messages=[*turns, {"role": "user", "content": suite.prompt}])
     harmless = {"user": "u", "metadata": {"a": "b"}, "store": False, "parallel_tool_calls": True}
     assert suite.chat(**harmless).choices[0].message.content == plain
+
+
+@check
+def tokens_and_text(suite: Suite):
+    made = suite.post("/tokenize", prompt=suite.prompt, return_token_strs=True)
+    assert made["count"] == len(made["tokens"]) == len(made["token_strs"]), made
+    assert suite.text(max_tokens=1).usage.prompt_tokens == made["count"], made
+    assert suite.post("/detokenize", tokens=made["tokens"])["prompt"].endswith(suite.prompt)
+    chat = suite.post("/tokenize", messages=[{"role": "user", "content": suite.prompt}])
+    whole = suite.chat()
+    assert whole.usage.prompt_tokens == chat["count"] <= chat["max_model_len"], chat
+    assert suite.text(prompt=chat["tokens"]).choices[0].text == whole.choices[0].message.content
 
 
 @check

@@ -23,12 +23,16 @@ pub mod keys;
 pub mod metrics;
 mod models;
 mod observe;
+mod openapi;
+mod operations;
 mod prompts;
 mod routers;
 mod sse;
 #[cfg(test)]
 mod testing;
+mod tokens;
 pub mod types;
+mod version;
 
 use actix_web::dev::Server;
 use actix_web::{HttpRequest, HttpServer, middleware, web};
@@ -235,23 +239,14 @@ fn serve(app: App, listen: &Listen, tls: Option<ServerConfig>) -> io::Result<(Se
 
 /// All routes.
 fn routes(config: &mut web::ServiceConfig) {
-    config
-        .service(
-            web::resource("/v1/chat/completions").route(web::post().to(chat::create)).default_service(only("POST")),
-        )
-        .service(
-            web::resource("/v1/completions").route(web::post().to(completions::create)).default_service(only("POST")),
-        )
-        .service(web::resource("/v1/models").route(web::get().to(models::list)).default_service(only("GET")))
-        .service(web::resource("/v1/models/{id:.+}").route(web::get().to(models::one)).default_service(only("GET")))
-        .service(web::resource("/v1/routers").route(web::get().to(routers::list)).default_service(only("GET")))
-        .service(web::resource("/admin/reload").route(web::post().to(admin::reload)).default_service(only("POST")))
-        .service(web::resource("/ready").route(web::get().to(health::ready)).default_service(only("GET")))
-        .service(web::resource("/health").route(web::get().to(health::health)).default_service(only("GET")))
-        .service(web::resource("/metrics").route(web::get().to(health::metrics)).default_service(only("GET")))
-        .default_service(web::to(|request: HttpRequest| async move {
-            Err::<&str, _>(ApiError::unknown_route(request.method().as_str(), request.path()))
-        }));
+    for operation in operations::OPERATIONS {
+        let route = (operation.handler)().method(operation.method.clone());
+        let resource = web::resource(operation.path).route(route);
+        config.service(resource.default_service(only(operation.method.as_str())));
+    }
+    config.default_service(web::to(|request: HttpRequest| async move {
+        Err::<&str, _>(ApiError::unknown_route(request.method().as_str(), request.path()))
+    }));
 }
 
 /// Answers every other method of a route.

@@ -4,22 +4,47 @@
 use super::errors::ApiError;
 use super::{App, Served};
 use actix_web::{HttpRequest, HttpResponse, web};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 
-fn card(app: &App, served: &Served) -> Value {
-    json!({
-        "id": served.id,
-        "object": "model",
-        "created": app.started_unix,
-        "owned_by": "tokenrouter",
-        "max_model_len": served.context_len,
-    })
+/// A name that can be asked for.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ModelCard {
+    /// The name.
+    id: String,
+    /// Always `model`.
+    object: &'static str,
+    /// Unix time in seconds: when the server was started.
+    created: u64,
+    /// Always `tokenrouter`.
+    owned_by: &'static str,
+    /// Longest prompt plus answer, in tokens.
+    max_model_len: u32,
+}
+
+/// All names that can be asked for.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ModelList {
+    /// Always `list`.
+    object: &'static str,
+    /// The routed name first, then each model.
+    data: Vec<ModelCard>,
+}
+
+fn card(app: &App, served: &Served) -> ModelCard {
+    ModelCard {
+        id: served.id.clone(),
+        object: "model",
+        created: app.started_unix,
+        owned_by: "tokenrouter",
+        max_model_len: served.context_len,
+    }
 }
 
 /// All served models: the routed name first, then each model by its own name.
 pub async fn list(app: web::Data<App>) -> HttpResponse {
-    let cards: Vec<Value> = app.served.iter().map(|served| card(&app, served)).collect();
-    HttpResponse::Ok().json(json!({ "object": "list", "data": cards }))
+    let data = app.served.iter().map(|served| card(&app, served)).collect();
+    HttpResponse::Ok().json(ModelList { object: "list", data })
 }
 
 /// One of them.

@@ -3,11 +3,13 @@
 
 use super::App;
 use actix_web::{HttpResponse, web};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tokenrouter_core::executor::Needs;
 use tokenrouter_core::ids::ModelIdx;
-use tokenrouter_core::routing::{Algorithm, Entry, Kind};
+use tokenrouter_core::routing::{Algorithm, Entry, Kind, Param};
 
 /// How requests are routed, and how they could be.
 #[derive(Clone)]
@@ -20,10 +22,49 @@ pub struct Router {
     pub entries: Vec<&'static Entry>,
 }
 
+/// A routing algorithm.
+#[derive(Serialize, JsonSchema)]
+struct RouterCard {
+    /// Its name in a launch file.
+    name: &'static str,
+    /// What it does.
+    summary: &'static str,
+    /// Where it comes from.
+    source: &'static str,
+    /// Its parameters.
+    #[schemars(with = "Vec<Value>")]
+    params: &'static [Param],
+    /// How many models it routes between.
+    models: Range,
+    /// What it reads of each model's step; null where it cannot be built without a file.
+    #[schemars(with = "Option<Vec<Value>>")]
+    needs: Option<Vec<Needs>>,
+    /// Whether it is the one in use.
+    active: bool,
+}
+
+/// Smallest and largest number of models.
+#[derive(Serialize, JsonSchema)]
+struct Range {
+    /// Smallest.
+    least: usize,
+    /// Largest.
+    most: usize,
+}
+
+/// All routing algorithms of the program.
+#[derive(Serialize, JsonSchema)]
+pub struct RouterList {
+    /// Always `list`.
+    object: &'static str,
+    /// The algorithms.
+    data: Vec<RouterCard>,
+}
+
 impl Router {
     /// One algorithm; `models` is the number of models served. `needs` has an entry per model: of the algorithm in use,
     /// or of one with default parameters; null where it cannot be built without a file.
-    fn card(&self, entry: &Entry, models: usize) -> Value {
+    fn card(&self, entry: &'static Entry, models: usize) -> RouterCard {
         let (least, most) = entry.models;
         let active = entry.name == self.active;
         let count = if (least..=most).contains(&models) { models } else { least };
@@ -36,15 +77,15 @@ impl Router {
             let built = (entry.build)(&json!({}), count).or_else(|_| (entry.build)(&stand_ins(entry), count));
             built.ok().map(|algorithm| needs(&*algorithm))
         };
-        json!({
-            "name": entry.name,
-            "summary": entry.summary,
-            "source": entry.source,
-            "params": entry.params,
-            "models": { "least": least, "most": most },
-            "needs": needs,
-            "active": active,
-        })
+        RouterCard {
+            name: entry.name,
+            summary: entry.summary,
+            source: entry.source,
+            params: entry.params,
+            models: Range { least, most },
+            needs,
+            active,
+        }
     }
 }
 
@@ -64,6 +105,6 @@ fn stand_ins(entry: &Entry) -> Value {
 /// All algorithms.
 pub async fn list(app: web::Data<App>) -> HttpResponse {
     let router = &app.router;
-    let cards: Vec<Value> = router.entries.iter().map(|entry| router.card(entry, app.model_names.len())).collect();
-    HttpResponse::Ok().json(json!({ "object": "list", "data": cards }))
+    let data = router.entries.iter().map(|entry| router.card(entry, app.model_names.len())).collect();
+    HttpResponse::Ok().json(RouterList { object: "list", data })
 }

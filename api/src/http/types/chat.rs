@@ -7,10 +7,11 @@ use crate::http::errors::ApiError;
 use serde_json::{Map, Value};
 
 /// Messages a conversation may have.
-const MESSAGES_MAX: usize = 4096;
+pub(super) const MESSAGES_MAX: usize = 4096;
 
 /// Template variables the server sets itself.
-const RESERVED_VARIABLES: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
+pub(super) const RESERVED_VARIABLES: [&str; 5] =
+    ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +53,16 @@ pub struct Conversation {
     pub variables: Option<Map<String, Value>>,
 }
 
+impl Conversation {
+    /// Takes the messages and the variables of the template.
+    ///
+    /// # Errors
+    /// 400 naming the field that is wrong or not available.
+    pub fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        Ok(Conversation { messages: read_messages(fields)?, variables: read_variables(fields)? })
+    }
+}
+
 /// A valid chat request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatRequest {
@@ -71,8 +82,7 @@ impl ChatRequest {
     pub fn read(body: Value, vocab_size: u32) -> Result<Self, ApiError> {
         let mut fields = Fields::of(body, "")?;
         let mut generation = Generation::read(&mut fields, vocab_size)?;
-        let conversation =
-            Conversation { messages: read_messages(&mut fields)?, variables: read_variables(&mut fields)? };
+        let conversation = Conversation::read(&mut fields)?;
         let logprobs = read_logprobs(&mut fields)?;
         let newer = fields.count("max_completion_tokens")?;
         generation.stop.max_tokens = one_limit(generation.stop.max_tokens, newer)?;

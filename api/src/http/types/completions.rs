@@ -8,7 +8,7 @@ use tokenrouter_core::job::Prompt;
 use tokenrouter_core::text::SpecialTokens;
 
 /// Tokens generated when a request does not say (OpenAI's default for this route).
-const MAX_TOKENS_DEFAULT: u32 = 16;
+pub(super) const MAX_TOKENS_DEFAULT: u32 = 16;
 
 /// A valid text completion request.
 #[derive(Clone, Debug, PartialEq)]

@@ -37,6 +37,8 @@ impl Fields {
     /// Takes a field whatever its type; `None` when absent or null.
     pub fn take(&mut self, name: &'static str) -> Option<Value> {
         self.known.push(name);
+        #[cfg(test)]
+        taken::note(self.path(name));
         self.map.shift_remove(name).filter(|value| !value.is_null())
     }
 
@@ -198,6 +200,27 @@ fn edit_distance(left: &str, right: &str) -> usize {
         }
     }
     row[right.len()]
+}
+
+/// Which fields the readers of this thread take, for tests that compare them with what is documented.
+#[cfg(test)]
+pub mod taken {
+    use std::cell::RefCell;
+
+    thread_local! {
+        static PATHS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(super) fn note(path: String) {
+        PATHS.with_borrow_mut(|paths| paths.push(path));
+    }
+
+    /// The paths taken while `read` runs.
+    pub fn during(read: impl FnOnce()) -> Vec<String> {
+        PATHS.take();
+        read();
+        PATHS.take()
+    }
 }
 
 #[cfg(test)]

@@ -195,7 +195,8 @@ fn read_logit_bias(fields: &mut Fields, vocab_size: u32) -> Result<Vec<(TokenId,
     map.iter()
         .map(|(key, value)| {
             let at = format!("{path}.{}", key.chars().take(24).collect::<String>());
-            let id: Option<u64> = key.parse().ok();
+            let digits = key.bytes().all(|byte| byte.is_ascii_digit());
+            let id: Option<u64> = key.parse().ok().filter(|_| digits);
             let id = id.ok_or_else(|| ApiError::field(&path, format!("{at}: the key must be a token id")))?;
             let id = token_id(&path, &Value::from(id), vocab_size)?;
             let bias = value.as_f64().ok_or_else(|| wrong_type(&path, "an object from token id to a number", value))?;
@@ -334,6 +335,7 @@ mod tests {
             ("stop_token_ids", json!("x")),
             ("logit_bias", json!({"999999": 1})),
             ("logit_bias", json!({"x": 1})),
+            ("logit_bias", json!({"+1": 1})),
             ("logit_bias", json!({"1": 101})),
             ("logit_bias", json!({"1": "a"})),
             ("logit_bias", json!([1])),

@@ -2,6 +2,7 @@
 //! and only numbers JSON can carry: minus infinity is written as -9999, what is not known (the first token of a prompt)
 //! as null.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fmt::Write;
@@ -13,7 +14,7 @@ use tokenrouter_core::text::{TextCodec, Utf8Stream};
 const LOGPROB_MIN: f64 = -9999.0;
 
 /// `choices[].logprobs` of chat.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct ChatLogprobs {
     /// One entry a token.
     pub content: Vec<ChatToken>,
@@ -22,7 +23,7 @@ pub struct ChatLogprobs {
 }
 
 /// A generated token.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ChatToken {
     /// The token and its log-probability.
     #[serde(flatten)]
@@ -32,9 +33,9 @@ pub struct ChatToken {
 }
 
 /// A token with its log-probability.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ScoredToken {
-    /// Its text; see [`token_name`].
+    /// Its text, or `bytes:\xf0\x9f` when it is only a part of a character.
     pub token: String,
     /// Natural logarithm of its probability.
     pub logprob: f64,
@@ -43,7 +44,7 @@ pub struct ScoredToken {
 }
 
 /// `choices[].logprobs` of text completions: four lists of equal length.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct LegacyLogprobs {
     /// Text of each token.
     pub tokens: Vec<String>,
@@ -55,7 +56,6 @@ pub struct LegacyLogprobs {
     pub text_offset: Vec<usize>,
 }
 
-/// A token as text: its characters, or `bytes:\xf0\x9f` when it is only a part of one. Control tokens show their name.
 impl LegacyLogprobs {
     /// Those of the tokens that follow.
     pub fn extend(&mut self, more: LegacyLogprobs) {
@@ -66,6 +66,7 @@ impl LegacyLogprobs {
     }
 }
 
+/// A token as text: its characters, or `bytes:\xf0\x9f` when it is only a part of one. Control tokens show their name.
 pub fn token_name(codec: &dyn TextCodec, id: TokenId) -> String {
     let bytes = codec.token_bytes(id).unwrap_or_default();
     match std::str::from_utf8(bytes) {
@@ -106,8 +107,8 @@ pub fn chat(codec: &dyn TextCodec, tokens: &[TokenReport]) -> ChatLogprobs {
 #[derive(Clone, Debug, Default)]
 pub struct TextPosition {
     chars: usize,
-    utf8: Utf8Stream,
     bytes: usize,
+    utf8: Utf8Stream,
     begun: bool,
 }
 
@@ -137,12 +138,12 @@ impl TextPosition {
         if !codec.is_special(id) {
             let text = self.utf8.push(codec.token_bytes(id).unwrap_or_default());
             self.chars += text.chars().count();
-            // The one leading space that decoding drops.
             self.bytes += text.len();
+            // The one leading space that decoding drops.
             if !self.begun && codec.strips_leading_space() && text.starts_with(' ') {
                 self.chars -= 1;
-            }
                 self.bytes -= 1;
+            }
             self.begun |= !text.is_empty();
         }
         start
@@ -151,7 +152,6 @@ impl TextPosition {
 
 /// The text completion shape of some tokens; `position` moves past them.
 pub fn legacy(codec: &dyn TextCodec, tokens: &[TokenReport], position: &mut TextPosition) -> LegacyLogprobs {
-    let mut lists = LegacyLogprobs::default();
     lists(codec, tokens, |id| position.pass(codec, id))
 }
 
@@ -162,6 +162,7 @@ pub fn legacy_prompt(codec: &dyn TextCodec, tokens: &[TokenReport], echo: &str) 
 }
 
 fn lists(codec: &dyn TextCodec, tokens: &[TokenReport], mut start: impl FnMut(TokenId) -> usize) -> LegacyLogprobs {
+    let mut lists = LegacyLogprobs::default();
     for report in tokens {
         let name = token_name(codec, report.id);
         lists.text_offset.push(start(report.id));
@@ -214,7 +215,6 @@ mod tests {
         assert_eq!(position.pass(&codec, 65), 5);
     }
 
-    #[test]
     /// A prompt of text may spell control tokens and may have one in front that it does not spell.
     #[test]
     fn control_tokens_of_a_prompt_take_room_where_it_spells_them() {
@@ -233,6 +233,7 @@ mod tests {
         );
     }
 
+    #[test]
     fn a_control_token_takes_no_room_in_the_text() {
         let codec = ByteCodec;
         let mut position = TextPosition::default();

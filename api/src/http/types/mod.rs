@@ -7,3 +7,5 @@ pub mod fields;
 pub mod generation;
 pub mod logprobs;
 pub mod response;
+pub mod schema;
+pub mod tokens;

@@ -2,13 +2,15 @@
 //! plus `token_models`, `stop_reason` and the per-model counts, which are additions and never replace one.
 
 use super::logprobs::{ChatLogprobs, LegacyLogprobs};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tokenrouter_core::ids::TokenId;
 use tokenrouter_core::job::{FinishReason, Usage};
 
 /// A whole answer or one chunk of it: `C` is the type of its choices.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "{C}Envelope")]
 pub struct Envelope<C> {
     /// `chatcmpl-…` or `cmpl-…`, the same in all chunks of an answer.
     pub id: String,
@@ -26,9 +28,10 @@ pub struct Envelope<C> {
 }
 
 /// Why and at what a choice ended; null members before its end.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct Ending {
     /// `stop` or `length`.
+    #[schemars(extend("enum" = ["stop", "length", null]))]
     pub finish_reason: Option<&'static str>,
     /// The stop string or stop token that ended it, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,7 +39,7 @@ pub struct Ending {
 }
 
 /// What was met (vLLM's extension).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum StopReason {
     /// A stop token of the request.
@@ -57,7 +60,7 @@ impl From<&FinishReason> for Ending {
 }
 
 /// A choice of `chat.completion`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ChatChoice {
     /// Place among the choices.
     pub index: usize,
@@ -74,7 +77,7 @@ pub struct ChatChoice {
 }
 
 /// The assistant's message.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct AnswerMessage {
     /// Always `assistant`.
     pub role: &'static str,
@@ -85,7 +88,7 @@ pub struct AnswerMessage {
 }
 
 /// A choice of `chat.completion.chunk`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ChatChunkChoice {
     /// Place among the choices.
     pub index: usize,
@@ -102,7 +105,7 @@ pub struct ChatChunkChoice {
 }
 
 /// What a chunk adds to a message.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct Delta {
     /// In the first chunk of a choice only.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -113,7 +116,7 @@ pub struct Delta {
 }
 
 /// A choice of `text_completion`, whole or streamed.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct TextChoice {
     /// Place among the choices.
     pub index: usize,
@@ -130,7 +133,7 @@ pub struct TextChoice {
 }
 
 /// Tokens consumed and made by a whole HTTP request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct UsageReport {
     /// Tokens of the prompts, each prompt once however many choices it has.
     pub prompt_tokens: u32,
@@ -146,14 +149,14 @@ pub struct UsageReport {
 }
 
 /// Part of [`UsageReport`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PromptDetails {
     /// Prompt tokens whose KV was already there.
     pub cached_tokens: u32,
 }
 
 /// Part of [`UsageReport`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct CompletionDetails {
     /// Tokens made per model, by name; models that made none are left out.
     pub by_model: Map<String, Value>,

@@ -22,16 +22,16 @@ fn runner(shape: &Tiny, (threads, rows_max): (usize, u32), real_vocab: u32) -> R
 /// Draws every token by force, one after the other, and takes what is said of it.
 fn by_force(runner: &mut Runner<Cpu>, tokens: &[TokenId]) -> Vec<TokenLogprobs> {
     let table = pages(1, tokens.len());
-    let draw = |at: usize| {
-        let params = SamplingParams { logit_bias: vec![(tokens[at], 1e4)], ..SamplingParams::default() };
-        let mut row = row(1, at - 1, &tokens[at - 1..at], &table);
+    let draw = |at: usize, next: TokenId| {
+        let params = SamplingParams { logit_bias: vec![(next, 1e4)], ..SamplingParams::default() };
+        let mut row = row(1, at, &tokens[at..=at], &table);
         row.draw = Some(tokenrouter_core::executor::Draw { logprobs: Some(ALTERNATIVES), ..draw_with(params) });
         row
     };
     let mut said = Vec::new();
-    for at in 1..tokens.len() {
-        let drawn = drawn(run(runner, vec![draw(at)]).remove(0));
-        assert_eq!(drawn.token, tokens[at]);
+    for (at, &next) in tokens[1..].iter().enumerate() {
+        let drawn = drawn(run(runner, vec![draw(at, next)]).remove(0));
+        assert_eq!(drawn.token, next);
         said.push(drawn.logprobs.unwrap());
     }
     said

@@ -121,7 +121,14 @@ fn try_out(context: &Context, path: &Path) -> Result<(), CliError> {
     let mut runner = model.executor().map_err(|error| broken(&error))?;
     let draw =
         Draw { params: Arc::default(), history: None, banned: Arc::from([]), needs: Needs::default(), logprobs: None };
-    let row = Row { request: RequestId(0), start: 0, tokens: vec![65, 66, 67], pages: vec![0], draw: Some(draw), targets: None };
+    let row = Row {
+        request: RequestId(0),
+        start: 0,
+        tokens: vec![65, 66, 67],
+        pages: vec![0],
+        draw: Some(draw),
+        targets: None,
+    };
     let output = runner.step(&Step { rows: vec![row] }).map_err(|error| broken(&error))?;
     bar.finish_and_clear();
     match output.rows.first() {

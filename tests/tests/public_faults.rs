@@ -84,19 +84,36 @@ fn both_ways(server: &Server, path: &str, body: &Value) -> (Said, Said) {
     (whole, streamed)
 }
 
-/// A launch file in a folder of the test's own.
-fn launch_file(name: &str, text: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("public-faults").join(name);
-    std::fs::create_dir_all(&folder).expect("the target folder can be written");
-    let path = folder.join("launch.toml");
-    std::fs::write(&path, text).expect("the target folder can be written");
-    path
+/// A folder of a test's own, removed when it ends.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = format!("public-faults-{}-{name}", std::process::id());
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
+        std::fs::create_dir_all(&path).expect("the target folder can be written");
+        Folder(path)
+    }
+
+    /// A server over the models of this launch file.
+    fn launch(&self, text: &str) -> Server {
+        let path = self.0.join("launch.toml");
+        std::fs::write(&path, text).expect("the target folder can be written");
+        Server::launch(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What is left behind is found in the target folder.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 /// A server over one model, served as "m".
 fn serving(name: &str, model: &Path) -> Server {
     let text = format!("[[models]]\nname = \"m\"\npath = \"{}\"\nthreads = 1\n", model.display());
-    Server::launch(launch_file(name, &text))
+    Folder::new(name).launch(&text)
 }
 
 #[test]
@@ -394,7 +411,8 @@ fn kind_15_answers_hold_nothing_of_others() {
 
 #[test]
 fn kind_16_what_a_template_refuses_is_the_clients_fault() {
-    let model = Path::new(env!("CARGO_TARGET_TMPDIR")).join("public-faults/strict-model");
+    let folder = Folder::new("strict-model");
+    let model = folder.0.join("model");
     copy_model(&fixture("tiny/llama-f32"), &model);
     let template = "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}\
                     {{ raise_exception('roles must alternate') }}{% endif %}{{ m['content'] }}{% endfor %}";
@@ -444,17 +462,17 @@ fn kind_18_a_prompt_has_one_start_token() {
 /// probable at every position: of each two rows one has an enormous logit.
 #[test]
 fn kind_21_padding_is_never_said_and_pairs_may_differ_in_it() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("public-faults/padded");
+    let folder = Folder::new("padded");
     let original = fixture("tiny/llama-f32");
     for width in [304, 384] {
-        padded(&original, &folder.join(width.to_string()), width);
+        padded(&original, &folder.0.join(width.to_string()), width);
     }
     let text = format!(
         "[[models]]\nname = \"narrow\"\npath = \"{0}/304\"\nthreads = 1\n[[models]]\nname = \"wide\"\npath = \"{0}/384\"\n\
          threads = 1\n[router]\nname = \"both\"\nalgorithm = \"bernoulli\"\nparams = {{ p = 0.5 }}\n",
-        folder.display()
+        folder.0.display()
     );
-    let (pair, alone) = (Server::launch(launch_file("padded", &text)), serving("unpadded", &original));
+    let (pair, alone) = (folder.launch(&text), serving("unpadded", &original));
     for temperature in [0.0, 1.0] {
         let ask = |server: &Server, model: &str| {
             let body = json!({"model": model, "prompt": [5, 6, 7], "max_tokens": 60, "ignore_eos": true, "seed": 4,

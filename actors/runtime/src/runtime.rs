@@ -341,8 +341,11 @@ impl Runtime {
             Target::Routed => first_model(&*server.algorithm, &job),
             Target::Only(model) => model,
         };
-        if server.models.get(entry.index()).is_some_and(|model| model.site.peer().is_some()) {
-            return Err(Refusal::Unavailable(format!("model {} is in another process; ask there", server.name(entry))));
+        if let Some(address) = server.models.get(entry.index()).and_then(|model| model.site.peer()) {
+            let name = server.name(entry);
+            return Err(Refusal::Unavailable(format!(
+                "model {name} is in another process; ask the one that peers reach at {address}"
+            )));
         }
         let unavailable = || Refusal::Unavailable(format!("no subserver for model {entry}"));
         let subserver = local::find(&self.0.directory, entry).ok_or_else(unavailable)?;

@@ -231,7 +231,11 @@ impl From<Refusal> for ApiError {
                     .with_code("overloaded")
                     .with_retry(retry_after)
             }
-            Refusal::Unavailable(_) => ApiError::unavailable(message),
+            Refusal::Unavailable(_) => {
+                // The reason may name processes and their addresses: it is for the log.
+                tracing::warn!(%message, "a request was refused");
+                ApiError::unavailable("the server takes no such requests now; try again later")
+            }
         }
     }
 }
@@ -307,6 +311,13 @@ mod tests {
         let text = error.body().to_string();
         assert!(text.contains("large") && !text.contains("/home"), "{text}");
         assert_eq!(ApiError::from(&Failure::Stopped).status().as_u16(), 503);
+    }
+
+    #[test]
+    fn a_refusal_does_not_tell_where_processes_are() {
+        let refusal = Refusal::Unavailable("ask the one that peers reach at /run/peers/a.sock".into());
+        let text = ApiError::from(refusal).body().to_string();
+        assert!(text.contains("try again later") && !text.contains("sock"), "{text}");
     }
 
     #[test]

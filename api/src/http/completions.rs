@@ -14,6 +14,9 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use tokenrouter_core::job::{Job, Prompt, TokenReport};
 use tokenrouter_core::text::{TextCodec, Utf8Stream};
 
+/// Log-probabilities of prompts that one answer may carry, those of alternatives included: some tens of megabytes.
+const PROMPT_LOGPROBS_MAX: usize = 1 << 20;
+
 /// Continues one or several prompts.
 ///
 /// # Errors
@@ -32,6 +35,9 @@ pub async fn create(
     let echoes: Vec<String> = echoes.flat_map(|echo| std::iter::repeat_n(echo, n as usize)).collect();
     let prompts = app.tokenising.prompts(text.prompts, served.context_len).await?;
     let prompt_logprobs = text.logprobs.filter(|_| text.echo);
+    if let Some(alternatives) = prompt_logprobs {
+        check_amount(&prompts, (alternatives, n, served.context_len))?;
+    }
     let of_prompt = |prompt: Prompt| -> Vec<Job> {
         let job = |choice| Job { prompt_logprobs, ..text.generation.job(place, prompt.clone(), choice) };
         (0..n).map(job).collect()
@@ -41,6 +47,21 @@ pub async fn create(
     let dialect = Text { tells_prompts: prompt_logprobs.is_some(), ..Text::new(detail, echoes) };
     let plan = Answer { dialect, jobs, per_prompt: n as usize, generation: &text.generation };
     answer(&app, plan).await
+}
+
+/// Refuses an answer that would carry too many log-probabilities; prompts over the context are refused elsewhere.
+fn check_amount(prompts: &[Prompt], (alternatives, n, context_len): (u8, u32, u32)) -> Result<(), ApiError> {
+    let len = |prompt: &Prompt| if let Prompt::Ids(ids) = prompt { ids.len().min(context_len as usize) } else { 0 };
+    let tokens: usize = prompts.iter().map(len).sum();
+    let amount = tokens * n as usize * (1 + usize::from(alternatives));
+    if amount <= PROMPT_LOGPROBS_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "{tokens} prompt tokens times n = {n} with {alternatives} alternatives each are {amount} log-probabilities; at most \
+         {PROMPT_LOGPROBS_MAX} go into one answer: ask for fewer alternatives or send the prompts one by one"
+    );
+    Err(ApiError::field("logprobs", message))
 }
 
 /// A prompt as text: what `echo` puts in front.
@@ -236,6 +257,15 @@ mod tests {
             joined.push_str(&text.part(piece).text);
         }
         joined
+    }
+
+    #[test]
+    fn an_answer_carries_a_bounded_number_of_prompt_logprobs() {
+        let prompts = vec![Prompt::Ids(vec![1; 1 << 12]); 4];
+        assert_eq!(check_amount(&prompts, (15, 4, 1 << 20)), Ok(()));
+        let refused = check_amount(&prompts, (15, 5, 1 << 20)).unwrap_err();
+        assert_eq!((refused.status().as_u16(), refused.param()), (400, Some("logprobs")));
+        assert_eq!(check_amount(&prompts, (15, 128, 64)), Ok(()), "such prompts are refused for their length");
     }
 
     #[test]

@@ -48,9 +48,12 @@ class Suite:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
 
-    def health(self) -> dict:
-        with urllib.request.urlopen(f"{self.url}/health", timeout=10) as answer:
+    def get(self, path: str) -> dict:
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
             return json.load(answer)
+
+    def health(self) -> dict:
+        return self.get("/health")
 
 
 def raises(kind, call):
@@ -273,6 +276,10 @@ def tokens_and_text(suite: Suite):
     assert made["count"] == len(made["tokens"]) == len(made["token_strs"]), made
     assert suite.text(max_tokens=1).usage.prompt_tokens == made["count"], made
     assert suite.post("/detokenize", tokens=made["tokens"])["prompt"].endswith(suite.prompt)
+    info = suite.get("/tokenizer_info")
+    assert all(token < info["vocab_size"] for token in made["tokens"]), info
+    for name in filter(None, (info["bos_token"], info["eos_token"])):
+        assert suite.post("/tokenize", prompt=name, add_special_tokens=False)["count"] == 1, name
     chat = suite.post("/tokenize", messages=[{"role": "user", "content": suite.prompt}])
     whole = suite.chat()
     assert whole.usage.prompt_tokens == chat["count"] <= chat["max_model_len"], chat

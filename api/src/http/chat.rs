@@ -10,8 +10,8 @@ use super::types::chat::{ChatRequest, Conversation};
 use super::types::generation::JobPlace;
 use super::types::logprobs;
 use super::types::response::{AnswerMessage, ChatChoice, ChatChunkChoice, Delta, Ending};
-use super::{App, ChatTemplate};
-use crate::text::{ChatInput, ModelText};
+use super::{App, ChatTemplate, TemplateFacts};
+use crate::text::{ChatInput, ModelText, NamedTokens};
 use actix_web::{HttpRequest, HttpResponse, web};
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -56,6 +56,12 @@ impl ChatTemplate for ModelText {
             unix_seconds: i64::try_from(now).unwrap_or(i64::MAX),
         };
         self.chat(&input).map(Prompt::Ids).map_err(|error| error.to_string())
+    }
+
+    fn facts(&self) -> TemplateFacts {
+        let Some(template) = &self.template else { return TemplateFacts::default() };
+        let NamedTokens { bos, eos } = template.tokens().clone();
+        TemplateFacts { source: template.source(), bos, eos }
     }
 }
 

@@ -64,6 +64,22 @@ pub trait ChatTemplate: Send + Sync {
     /// # Errors
     /// What the template says against this conversation; it is shown to the client.
     fn prompt(&self, conversation: &Conversation) -> Result<Prompt, String>;
+
+    /// How it is written and which tokens it names, for `/tokenizer_info`.
+    fn facts(&self) -> TemplateFacts {
+        TemplateFacts::default()
+    }
+}
+
+/// What is known of a chat template; nothing by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TemplateFacts {
+    /// Its text.
+    pub source: Option<String>,
+    /// Name of the token that begins a text.
+    pub bos: Option<String>,
+    /// Name of the token that ends a text.
+    pub eos: Option<String>,
 }
 
 /// A name clients can ask for.

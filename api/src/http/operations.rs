@@ -3,7 +3,7 @@
 
 use super::types::response::{ChatChoice, ChatChunkChoice, Envelope, TextChoice};
 use super::types::schema::{self, Shape};
-use super::types::tokens::{Detokenized, Tokenized};
+use super::types::tokens::{Detokenized, Tokenized, TokenizerInfo};
 use super::{admin, chat, completions, health, models, openapi, routers, tokens, version};
 use actix_web::http::Method;
 use actix_web::{Route, web};
@@ -78,6 +78,16 @@ pub static OPERATIONS: &[Operation] = &[
         body: Some(schema::detokenize),
         answer: one::<Detokenized>,
         errors: BODY,
+    },
+    Operation {
+        path: "/tokenizer_info",
+        method: Method::GET,
+        handler: || web::to(tokens::info),
+        id: "tokenizerInfo",
+        summary: "Special tokens and chat template of the routed name",
+        body: None,
+        answer: one::<TokenizerInfo>,
+        errors: ANY,
     },
     Operation {
         path: "/v1/models",

@@ -1,10 +1,10 @@
-//! `POST /tokenize` and `POST /detokenize`. Owner: the HTTP layer. Invariant: tokens are exactly those a request with the
+//! `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`. Owner: the HTTP layer. Invariant: tokens are exactly those a request with the
 //! same text or conversation would run with.
 
 use super::body::read_json;
 use super::errors::ApiError;
 use super::types::logprobs::token_name;
-use super::types::tokens::{DetokenizeRequest, Detokenized, Source, TokenizeRequest, Tokenized};
+use super::types::tokens::{DetokenizeRequest, Detokenized, Source, TokenizeRequest, Tokenized, TokenizerInfo};
 use super::{App, Served};
 use actix_web::{HttpRequest, HttpResponse, web};
 use tokenrouter_core::ids::TokenId;
@@ -57,6 +57,23 @@ pub async fn detokenize(
     let asked = DetokenizeRequest::read(body, app.codec.vocab_size())?;
     named(&app, asked.model.as_deref())?;
     Ok(HttpResponse::Ok().json(Detokenized { prompt: spelt(&*app.codec, &asked.tokens) }))
+}
+
+/// What the tokenizer and the chat template of the routed name are.
+///
+/// # Errors
+/// 404 when nothing is served.
+pub async fn info(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
+    let served = named(&app, None)?;
+    let facts = served.chat.as_ref().map(|template| template.facts()).unwrap_or_default();
+    let start = app.codec.bos().map(|id| token_name(&*app.codec, id));
+    Ok(HttpResponse::Ok().json(TokenizerInfo {
+        bos_token: start.or(facts.bos),
+        eos_token: facts.eos,
+        chat_template: facts.source,
+        vocab_size: app.codec.vocab_size(),
+        model_max_length: served.context_len,
+    }))
 }
 
 /// The served model of this name, the routed one when there is none.
@@ -125,6 +142,12 @@ mod tests {
         {
             assert_eq!(post("/detokenize", json!({"tokens": tokens})).await, (200, json!({"prompt": text})));
         }
+        let request = TestRequest::get().uri("/tokenizer_info").to_request();
+        let app = actix_web::App::new().app_data(web::Data::new(app(ScriptedEngine::new([]))));
+        let service = init_service(app.configure(crate::http::routes)).await;
+        let info: Value = read_body_json(call_service(&service, request).await).await;
+        assert_eq!((&info["vocab_size"], &info["model_max_length"]), (&json!(257), &json!(64)));
+        assert_eq!((&info["bos_token"], &info["eos_token"]), (&Value::Null, &Value::Null));
         let (status, answer) = post("/detokenize", json!({"tokens": [257]})).await;
         assert_eq!((status, &answer["error"]["param"]), (400, &json!("tokens")));
         assert_eq!(post("/detokenize", json!({"tokens": [1], "model": "gpt-9"})).await.0, 404);

@@ -83,6 +83,16 @@ impl ChatTemplate {
         Ok(template)
     }
 
+    /// How it is written, without the blocks that only trainers read.
+    pub fn source(&self) -> Option<String> {
+        self.environment.get_template(NAME).ok().map(|template| template.source().to_owned())
+    }
+
+    /// The names of the tokens it can write.
+    pub fn tokens(&self) -> &NamedTokens {
+        &self.tokens
+    }
+
     /// Renders a conversation; the text is escaped and goes to [`super::Tokenizer::encode_escaped`].
     ///
     /// # Errors

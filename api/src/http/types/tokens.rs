@@ -105,6 +105,21 @@ pub struct Tokenized {
     pub token_strs: Option<Vec<String>>,
 }
 
+/// What a client that keeps no tokenizer needs to know of the server's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct TokenizerInfo {
+    /// The token that begins a text, if the vocabulary or the chat template has one.
+    pub bos_token: Option<String>,
+    /// The token that ends a text, if the chat template names one.
+    pub eos_token: Option<String>,
+    /// How conversations are written.
+    pub chat_template: Option<String>,
+    /// Token ids are below it.
+    pub vocab_size: u32,
+    /// Longest prompt plus answer of the routed name, in tokens.
+    pub model_max_length: u32,
+}
+
 /// The text of some tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Detokenized {

@@ -117,6 +117,9 @@ async fn serve(
     let app = launch::app(loaded, runtime.clone())?.with_reload(Arc::new(move || reload(&asked)));
     let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4));
     let listen = Listen { addresses, workers };
+    // Before anybody is told that the server is there: a signal that comes at once is no sudden death.
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut hangup = signal(SignalKind::hangup())?;
     let (server, bound) = door.open(app, &listen)?;
     let door = Arc::new(door);
     if !context.common.quiet {
@@ -125,8 +128,6 @@ async fn serve(
     }
     let handle = server.handle();
     let mut running = actix_rt::spawn(server);
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let mut hangup = signal(SignalKind::hangup())?;
     loop {
         tokio::select! {
             ended = &mut running => return ended.map_err(io::Error::other)?.map_err(CliError::Io),

@@ -1,7 +1,10 @@
-//! The official OpenAI client for Python against the real server: `tests/clients/openai_suite.py`.
+//! The official OpenAI client for Python against the real server: `tests/clients/openai_suite.py` and `limits_suite.py`.
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
+use tokenrouter::http::keys::Keys;
+use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_tests::clients::Venv;
 use tokenrouter_tests::http_server::{Server, Setup};
 
@@ -13,6 +16,17 @@ fn suite(server: Server, prompt: &str) {
 #[test]
 fn the_openai_client_agrees_with_the_server_over_simulated_models() {
     suite(Server::start(Setup::default()), "w1 w2 w3");
+}
+
+#[test]
+fn the_openai_client_understands_keys_time_outs_and_bounds() {
+    let key = "the-key-of-the-client";
+    let whole = Some(Duration::from_secs(3));
+    let bounds = Bounds { prompt_tokens_max: Some(50), whole, ..Bounds::default() };
+    let setup = Setup { keys: Keys::new([key], None), bounds, step: Duration::from_millis(20), ..Setup::default() };
+    let server = Server::start(setup);
+    Venv::of("requirements.txt").suite("limits_suite.py", server.address, &["--key", key]);
+    server.stop();
 }
 
 #[test]

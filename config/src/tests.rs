@@ -346,3 +346,13 @@ fn mangled_files_never_panic() {
         }
     }
 }
+
+/// What is printed can be read, so a table is not deeper than a reader of TOML takes.
+#[test]
+fn parameters_are_not_nested_without_end() {
+    let deep = |levels: usize| PAIR.replace("threshold = 0.02", &format!("{}x = 1", "a.".repeat(levels)));
+    let file = LaunchFile::parse(&deep(10), Path::new("folder/launch.toml")).expect("ten levels are read");
+    LaunchFile::parse(&file.to_toml(), Path::new("folder/launch.toml")).expect("and what is printed of them");
+    let error = parse(&deep(100)).expect_err("a hundred levels");
+    assert!(error.contains("router.params is nested deeper than 16 levels"), "{error}");
+}

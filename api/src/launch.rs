@@ -5,6 +5,7 @@
 mod cores;
 pub mod embedded;
 pub mod environment;
+mod faults;
 mod heads;
 mod http;
 mod keys;
@@ -102,6 +103,7 @@ pub fn read(
         Some(path) => LaunchFile::load(path)?,
         None => LaunchFile::load(&embedded::lay_out(&environment.cache)?.join(embedded::LAUNCH_FILE))?,
     };
+    faults::check(&file, environment)?;
     if let Some(host) = &overrides.host {
         file.server.host.clone_from(host);
     }

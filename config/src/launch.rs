@@ -1,6 +1,7 @@
 //! The data of a launch file. Owner: the launcher. Invariant: see the crate; every default stands here, on its field.
 
 use crate::error::{ConfigError, Places};
+use crate::faults::Faults;
 use crate::quantity::Bytes;
 use crate::source::Source;
 use serde::ser::SerializeMap;
@@ -22,6 +23,9 @@ pub struct LaunchFile {
     pub router: Router,
     /// `[batching]`
     pub batching: Batching,
+    /// `[faults]`: what goes wrong on order, for tests of the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub faults: Option<Faults>,
     /// `[[models]]`, in the order of `router.models`: the first is the entry model.
     pub models: Vec<Model>,
     #[serde(skip)]
@@ -73,6 +77,9 @@ pub struct Server {
     /// How long work may wait for a step before `/health` turns 503; default 60000, 100 to 3600000, and more than
     /// `batching.max_wait_ms`.
     pub stall_ms: u64,
+    /// How long a step of a model may take; then its executor is given up for a new one, and requests are computed again or
+    /// fail. 0 = for ever. Default 300000, at least 100: more than any step takes.
+    pub step_timeout_ms: u64,
     /// How long a stopping server waits for its requests; default 30000.
     pub drain_ms: u64,
     /// A file with API keys, one a line; a relative path is relative to the launch file. The keys in the environment's

@@ -5,6 +5,7 @@
 //! [`LaunchFile::error_at`] so that those errors also name their line.
 
 mod error;
+mod faults;
 mod fields;
 mod launch;
 mod nearest;
@@ -17,6 +18,7 @@ mod validate;
 mod tests;
 
 pub use error::{ConfigError, Place};
+pub use faults::{Faults, MessageFault, MessageFaultKind, StepFault, StepFaultKind};
 pub use launch::{
     Batching, DEFAULT_KV_BYTES, Device, Execution, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router,
     Server, Tls,

@@ -1,6 +1,7 @@
 //! From TOML text to a [`LaunchFile`]. Owner: the caller of [`LaunchFile::load`]. Invariant: nothing is skipped.
 
 use crate::error::{ConfigError, Places, file_error};
+use crate::faults::faults;
 use crate::fields::{Document, Fields, FromToml, Problem, Value, join};
 use crate::launch::{
     Batching, Device, Execution, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router, Server, Tls,
@@ -13,8 +14,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
-const TOP: [&str; 4] = ["server", "models", "router", "batching"];
-const SERVER: [&str; 16] = [
+const TOP: [&str; 5] = ["server", "models", "router", "batching", "faults"];
+const SERVER: [&str; 17] = [
     "host",
     "port",
     "live_max",
@@ -24,6 +25,7 @@ const SERVER: [&str; 16] = [
     "queue_timeout_ms",
     "client_timeout_ms",
     "stall_ms",
+    "step_timeout_ms",
     "drain_ms",
     "api_keys_file",
     "admin_key_file",
@@ -81,7 +83,8 @@ impl LaunchFile {
         let models = models(&mut doc, top.raw("models"), path.parent().unwrap_or(Path::new("")))?;
         let router = router(&mut doc, top.raw("router"), &models)?;
         let batching = batching(&mut doc, top.raw("batching"), (&models, path.parent().unwrap_or(Path::new(""))))?;
-        validate(LaunchFile { server, router, batching, models, places: doc.places })
+        let faults = faults(&mut doc, top.raw("faults"), &models)?;
+        validate(LaunchFile { server, router, batching, faults, models, places: doc.places })
     }
 }
 
@@ -104,6 +107,7 @@ fn server(doc: &mut Document<'_>, value: Option<&Value<'_>>, folder: &Path) -> R
         queue_timeout_ms: fields.or(doc, "queue_timeout_ms", 0)?,
         client_timeout_ms: fields.or(doc, "client_timeout_ms", 60_000)?,
         stall_ms: fields.or(doc, "stall_ms", 60_000)?,
+        step_timeout_ms: fields.or(doc, "step_timeout_ms", 300_000)?,
         drain_ms: fields.or(doc, "drain_ms", 30_000)?,
         api_keys_file: beside(doc, &fields, ("api_keys_file", folder))?,
         admin_key_file: beside(doc, &fields, ("admin_key_file", folder))?,

@@ -1,6 +1,6 @@
 //! Launch files, good and bad, through one `check` each.
 
-use crate::{Bytes, KvBudget, LaunchFile, Policy, Source};
+use crate::{Bytes, KvBudget, LaunchFile, MessageFault, MessageFaultKind, Policy, Source, StepFault, StepFaultKind};
 use std::path::{Path, PathBuf};
 
 const PAIR: &str = r#"[server]
@@ -92,20 +92,63 @@ fn formats_of_keys_and_values_read_back() {
 #[test]
 fn the_server_table_reads_back_with_its_files_beside_the_launch_file() {
     let text = "[server]\nbody_bytes_max = \"1 MiB\"\nprompt_tokens_max = 9\nrequest_timeout_ms = 0\nqueue_timeout_ms = 5\n\
-                client_timeout_ms = 100\nstall_ms = 1000\napi_keys_file = \"keys\"\nadmin_key_file = \"/etc/admin\"\n\
+                client_timeout_ms = 100\nstall_ms = 1000\nstep_timeout_ms = 0\napi_keys_file = \"keys\"\nadmin_key_file = \"/etc/admin\"\n\
                 insecure = true\n[server.tls]\ncert = \"cert.pem\"\nkey = \"key.pem\"\n\
                 [[models]]\nname = \"m\"\npath = \"m.gguf\"\n";
     let file = parse(text).expect("a good file");
     let server = &file.server;
     assert_eq!((server.body_bytes_max, server.prompt_tokens_max), (Bytes(1 << 20), 9));
     assert_eq!((server.request_timeout_ms, server.queue_timeout_ms, server.client_timeout_ms), (0, 5, 100));
-    assert_eq!((server.stall_ms, server.insecure), (1000, true));
+    assert_eq!((server.stall_ms, server.step_timeout_ms, server.insecure), (1000, 0, true));
     assert_eq!(server.api_keys_file.as_deref(), Some(Path::new("folder/keys")));
     assert_eq!(server.admin_key_file.as_deref(), Some(Path::new("/etc/admin")));
     let tls = server.tls.as_ref().expect("a table");
     assert_eq!((tls.cert.as_path(), tls.key.as_path()), (Path::new("folder/cert.pem"), Path::new("folder/key.pem")));
     let again = LaunchFile::parse(&file.to_toml(), Path::new("launch.toml")).expect("its own output");
     assert_eq!(again.server, file.server);
+}
+
+#[test]
+fn faults_are_read_as_strictly_as_the_rest() {
+    let model = "[[models]]\nname = \"m\"\npath = \"m.gguf\"\n";
+    let with = |table: &str| parse(&format!("{model}{table}"));
+    assert_eq!(with("").expect("a good file").faults, None);
+    let file = with(
+        "[[faults.steps]]\nmodel = \"m\"\nkind = \"slow\"\nat = 3\nms = 20\n\
+                     [[faults.steps]]\nmodel = \"m\"\nkind = \"stuck\"\nevery = 9\n\
+                     [[faults.messages]]\nkind = \"reordered\"\nevery = 5\nseed = 2\n",
+    )
+    .expect("a good file");
+    let faults = file.faults.as_ref().expect("three");
+    let step = |kind, at, every, ms| StepFault { model: "m".into(), kind, at, every, ms };
+    let steps = [step(StepFaultKind::Slow, Some(3), None, 20), step(StepFaultKind::Stuck, None, Some(9), 1000)];
+    assert_eq!(faults.steps, steps);
+    assert_eq!(faults.messages, [MessageFault { kind: MessageFaultKind::Reordered, every: 5, seed: 2 }]);
+    let again = LaunchFile::parse(&file.to_toml(), Path::new("launch.toml")).expect("its own output");
+    assert_eq!(again.faults, file.faults);
+    for (table, expected) in [
+        ("[faults]\nstep = 1", "5:1: unknown key `step` in [faults]; did you mean `steps`?"),
+        ("[faults]\nsteps = 1", "5:9: faults.steps must be an array of tables; write [[faults.steps]]"),
+        ("[[faults.steps]]\nkind = \"lost\"\nat = 1", "4:1: [[faults.steps]] has no `model`; add model = \"small\""),
+        (
+            "[[faults.steps]]\nmodel = \"n\"\nkind = \"lost\"\nat = 1",
+            "5:9: faults.steps[0].model names the unknown model `n`; did you mean `m`?",
+        ),
+        (
+            "[[faults.steps]]\nmodel = \"m\"\nkind = \"loss\"\nat = 1",
+            "6:8: faults.steps[0].kind = \"loss\" is unknown; did you mean `lost`?",
+        ),
+        (
+            "[[faults.steps]]\nmodel = \"m\"\nkind = \"lost\"",
+            "4:1: faults.steps[0] must say when: give at = a step from 0 on, or every = 1 or more, not both",
+        ),
+        (
+            "[[faults.messages]]\nkind = \"lost\"\nevery = 1",
+            "6:9: faults.messages[0].every = 1 leaves nothing to go on with; give 2 or more",
+        ),
+    ] {
+        assert_eq!(with(table).expect_err(table), format!("folder/launch.toml:{expected}"), "{table}");
+    }
 }
 
 #[test]
@@ -132,7 +175,7 @@ fn wrong_files_are_refused_with_line_and_remedy() {
         (
             "port = 9000",
             "api_kyes = [\"k\"]",
-            "2:1: unknown key `api_kyes` in [server]; valid: host, port, live_max, prompt_tokens_max, body_bytes_max, request_timeout_ms, queue_timeout_ms, client_timeout_ms, stall_ms, drain_ms, api_keys_file, admin_key_file, insecure, log_format, log_level, tls",
+            "2:1: unknown key `api_kyes` in [server]; valid: host, port, live_max, prompt_tokens_max, body_bytes_max, request_timeout_ms, queue_timeout_ms, client_timeout_ms, stall_ms, step_timeout_ms, drain_ms, api_keys_file, admin_key_file, insecure, log_format, log_level, tls",
         ),
         (
             "port = 9000",
@@ -236,6 +279,11 @@ fn wrong_files_are_refused_with_line_and_remedy() {
             "port = 9000",
             "client_timeout_ms = 0",
             "2:21: server.client_timeout_ms = 0 is out of range; give 100 to 3600000",
+        ),
+        (
+            "port = 9000",
+            "step_timeout_ms = 99",
+            "2:19: server.step_timeout_ms = 99 is out of range; give 100 to 86400000",
         ),
         ("port = 9000", "stall_ms = 99", "2:12: server.stall_ms = 99 is out of range; give 100 to 3600000"),
         (

@@ -37,6 +37,9 @@ fn server(file: &LaunchFile) -> Result<(), ConfigError> {
     within(file, "server.queue_timeout_ms", server.queue_timeout_ms, (0, TIMEOUT_MS_MAX))?;
     within(file, "server.client_timeout_ms", server.client_timeout_ms, (100, 3_600_000))?;
     within(file, "server.stall_ms", server.stall_ms, (100, 3_600_000))?;
+    if server.step_timeout_ms > 0 {
+        within(file, "server.step_timeout_ms", server.step_timeout_ms, (100, TIMEOUT_MS_MAX))?;
+    }
     let (whole, first) = (server.request_timeout_ms, server.queue_timeout_ms);
     if whole > 0 && first > whole {
         let message = format!(

@@ -28,7 +28,8 @@ use tokenrouter_core::executor::{
 use tokenrouter_core::ids::{ModelIdx, RequestId, TokenId};
 use tokenrouter_core::job::{Prompt, Target};
 use tokenrouter_core::routing::{self, Algorithm};
-use tokenrouter_core::sim::{FaultPlan, Language, SimExecutor, Skill};
+use tokenrouter_core::faults::FaultPlan;
+use tokenrouter_core::sim::{Language, SimExecutor, Skill};
 use tokenrouter_core::text::{SpecialTokens, TextCodec};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -17,7 +17,8 @@ use tokenrouter_core::job::{Event, Failure, FinishReason, Job, Prompt, StopRules
 use tokenrouter_core::rng::mix;
 use tokenrouter_core::routing::{self, Algorithm};
 use tokenrouter_core::sampling::SamplingParams;
-use tokenrouter_core::sim::{FaultPlan, Language, SimExecutor, Skill};
+use tokenrouter_core::faults::FaultPlan;
+use tokenrouter_core::sim::{Language, SimExecutor, Skill};
 
 const VOCAB: u32 = 200;
 

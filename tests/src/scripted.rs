@@ -6,7 +6,8 @@ use tokenrouter_core::executor::{
     Executor, ExecutorError, ExecutorLimits, PAGE_TOKENS, Row, RowOutput, Step, StepOutput, TokenLogprobs,
 };
 use tokenrouter_core::ids::TokenId;
-use tokenrouter_core::sim::{FaultPlan, Language, SimExecutor, Skill};
+use tokenrouter_core::faults::FaultPlan;
+use tokenrouter_core::sim::{Language, SimExecutor, Skill};
 use tokenrouter_core::text::{SpecialTokens, TextCodec, TextError};
 
 /// The token after these.

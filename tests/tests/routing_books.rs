@@ -14,7 +14,8 @@ use tokenrouter_core::request::{Pending, Queued, RequestSpec, Running, Seat, Set
 use tokenrouter_core::rng::mix;
 use tokenrouter_core::routing::{Algorithm, Decision, Prior, Route, StepView};
 use tokenrouter_core::sampling::SamplingParams;
-use tokenrouter_core::sim::{FaultPlan, Language, SimExecutor, Skill};
+use tokenrouter_core::faults::FaultPlan;
+use tokenrouter_core::sim::{Language, SimExecutor, Skill};
 use tokenrouter_tests::world::reference::{Told, tell};
 
 const MODELS: usize = 3;

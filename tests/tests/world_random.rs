@@ -5,10 +5,11 @@ use proptest::prelude::*;
 use std::fmt::Write;
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::routing::{Algorithm, Decision, Prior, Route, StepView};
-use tokenrouter_core::sim::Fault;
+use tokenrouter_core::faults::{Fault, LinkFault};
 use tokenrouter_tests::world::{Script, algorithm, assert_idle, assert_text, parse, play, play_with};
 
-const FAULTS: [&str; 4] = ["error", "lost", "panic", "bad_rows"];
+const FAULTS: [&str; 6] = ["error", "lost", "panic", "bad_rows", "slow=40ms", "stuck"];
+const LINK_FAULTS: [&str; 3] = ["lost", "duplicate", "reordered"];
 
 fn matrix(rows: &[Vec<u32>]) -> String {
     let row = |row: &Vec<u32>| {
@@ -30,7 +31,8 @@ prop_compose! {
         eos in prop::bool::ANY,
         requests in prop::collection::vec((0u32..60, 1u32..60, 1u32..20, 0usize..6), 1..7),
         aborts in prop::collection::vec((0usize..7, 1u32..400), 0..3),
-        faults in prop::collection::vec((0usize..3, 0u64..12, 0usize..4), 0..3),
+        faults in prop::collection::vec((0usize..3, 0u64..12, 0usize..6), 0..3),
+        link_faults in prop::collection::vec((0usize..3, 3u32..40, 0u32..9), 0..2),
     ) -> Script {
         let mut text = String::new();
         for model in 0..models {
@@ -63,6 +65,10 @@ prop_compose! {
                 writeln!(text, "fault m{model} {step} {}", FAULTS[kind]).unwrap();
             }
         }
+        writeln!(text, "time step=200ms").unwrap();
+        for (kind, every, seed) in link_faults {
+            writeln!(text, "link_fault {} {every} seed={seed}", LINK_FAULTS[kind]).unwrap();
+        }
         parse(&text).unwrap()
     }
 }
@@ -73,7 +79,9 @@ proptest! {
         let end = play(&script);
         assert_idle(&end);
         assert_text(&script, &*algorithm(&script), &end);
-        let recoverable = script.models.iter().flat_map(|model| &model.faults).all(|(_, fault)| *fault == Fault::Error);
+        let harmless = |fault: &Fault| matches!(fault, Fault::Error | Fault::Slow(_));
+        let recoverable = script.models.iter().flat_map(|model| &model.faults).all(|(_, fault)| harmless(fault))
+            && script.link_faults.iter().all(|faults| faults.fault == LinkFault::Duplicate);
         prop_assert!(!recoverable || script.models.iter().any(|model| model.faults.len() > 2) || !end.timeline.contains("failed"),
             "{}", end.timeline);
     }

@@ -5,6 +5,7 @@ pub mod batching;
 pub mod execution;
 pub mod executor;
 pub mod ids;
+pub mod faults;
 pub mod job;
 pub mod kv;
 pub mod live;

@@ -21,6 +21,12 @@ impl Stamp {
         Stamp { life, seq: 0 }
     }
 
+    /// Whether nothing can have been said between `before`, which was heard last, and this: before the first word of a
+    /// life nothing was.
+    pub fn follows(self, before: Stamp) -> bool {
+        self == before.next() || (self.life > before.life && self.seq == 1)
+    }
+
     /// The one after this.
     pub fn next(self) -> Self {
         Stamp { seq: self.seq + 1, ..self }

@@ -149,6 +149,8 @@ pub enum PeerFrame {
 }
 
 /// Bytes of the requests in one frame at most, by a generous estimate and unless one alone has more: a frame to another
+    /// Frames from the receiver of this to its sender were lost.
+    Missed,
 /// process has a limit, and one that is too long would be lost with all its requests.
 const FRAME_BYTES: usize = 1 << 20;
 /// Bytes of a token on the wire at most, and of all that is fixed about a request.
@@ -173,8 +175,8 @@ pub fn in_frames(requests: Vec<PeerReq>) -> Vec<Vec<PeerReq>> {
     frames
 }
 
-/// A frame on its way. The stamp grows with every frame of a sender, also across its lives, so that repeated and late
-/// frames are seen.
+/// A frame on its way. The stamp grows by one with every frame of a sender to a receiver, and further with every life of
+/// the sender, so that repeated, late and lost frames are seen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Envelope {
     /// Who sends.

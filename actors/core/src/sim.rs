@@ -6,10 +6,9 @@ use crate::executor::{
     Drawn, Entropy, Executor, ExecutorError, ExecutorLimits, Needs, PAGE_TOKENS, Row, RowOutput, Signals, Step,
     StepOutput, TokenLogprobs,
 };
+use crate::faults::FaultPlan;
 use crate::ids::TokenId;
 use crate::rng::mix;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How well a simulated model knows the language.
@@ -104,39 +103,6 @@ impl TimeModel {
     }
 }
 
-/// What goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// The step is refused, memory stays.
-    Error,
-    /// The device is lost.
-    Lost,
-    /// The executor panics.
-    Panic,
-    /// Rows of the step fail one by one.
-    BadRows,
-}
-
-/// Faults by step number, counted over all lives of the executor.
-#[derive(Clone, Debug, Default)]
-pub struct FaultPlan {
-    /// `(step, fault)`; the first step is 0.
-    pub at: Vec<(u64, Fault)>,
-    steps: Arc<AtomicU64>,
-}
-
-impl FaultPlan {
-    /// Faults at these steps.
-    pub fn new(at: Vec<(u64, Fault)>) -> Self {
-        FaultPlan { at, steps: Arc::default() }
-    }
-
-    fn next(&self) -> Option<Fault> {
-        let step = self.steps.fetch_add(1, Ordering::Relaxed);
-        self.at.iter().find(|&&(at, _)| at == step).map(|&(_, fault)| fault)
-    }
-}
-
 /// A simulated model. Build one per life of the executor; they may share a [`FaultPlan`].
 #[derive(Debug)]
 pub struct SimExecutor {
@@ -205,15 +171,9 @@ impl Executor for SimExecutor {
     }
 
     fn step(&mut self, step: &Step) -> Result<StepOutput, ExecutorError> {
-        match self.faults.next() {
-            Some(Fault::Error) => return Err(ExecutorError::Step("fault on order".into())),
-            Some(Fault::Lost) => return Err(ExecutorError::Lost("fault on order".into())),
-            Some(Fault::Panic) => panic!("fault on order"),
-            Some(Fault::BadRows) => {
-                let rows = step.rows.iter().map(|_| RowOutput::Failed("fault on order".into())).collect();
-                return Ok(StepOutput { rows });
-            }
-            None => {}
+        // How long a step takes is a matter of the time model, also when it is slow or stuck on order.
+        if let Some(answer) = self.faults.next().and_then(|fault| fault.answer(step)) {
+            return answer;
         }
         if step.rows.len() > self.limits.rows_max as usize || step.tokens() > self.limits.step_tokens_max as usize {
             return Err(ExecutorError::Step(format!("{} rows, {} tokens: too many", step.rows.len(), step.tokens())));

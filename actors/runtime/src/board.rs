@@ -165,6 +165,8 @@ pub struct InterModelSnapshot {
     pub connected: Vec<bool>,
     /// Frames dropped because they were late, repeated or unknown.
     pub dropped_frames: u64,
+    /// Times frames of a peer were found missing.
+    pub gaps: u64,
 }
 
 /// Thresholds that follow what the models do.

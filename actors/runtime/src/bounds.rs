@@ -1,4 +1,4 @@
-//! What a server takes on at once and how long a request may take. Owner: the settings of the server, read by its
+//! What a server takes on at once and how long a request or a step may take. Owner: the settings of the server, read by its
 //! Clients. Invariant: pure; whoever waits asks here until when.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +18,8 @@ pub struct Bounds {
     pub first_token: Option<Duration>,
     /// Time from arrival to the end.
     pub whole: Option<Duration>,
+    /// Time of one step; an executor that takes longer is given up for a new one.
+    pub step: Option<Duration>,
 }
 
 impl Bounds {

@@ -2,6 +2,8 @@
 //! at most one step is with the executor; every request of a batch leaves as exactly one of stay, hop, finish, failure
 //! or deferral.
 
+mod watch;
+
 use crate::board::{DecodeSnapshot, Role, Snapshot};
 use crate::messages::{
     Depart, Departing, Emit, Enqueue, Epoch, ExecutorLost, ExecutorReplaced, Forward, Lap, PromptRead, Ready, Release,
@@ -20,7 +22,7 @@ use tokenrouter_core::plan::plan;
 use tokenrouter_core::request::{Committed, Queued, Running, Settled};
 use tokenrouter_core::theory::observe::Observer;
 use tokenrouter_core::tombstones::Tombstones;
-use tracing::{error, warn};
+use tracing::{debug, error, warn};
 
 /// Failed steps in a row after which a request is failed rather than tried again.
 const ATTEMPTS_MAX: u8 = 2;
@@ -40,6 +42,10 @@ pub struct Decode {
     /// When the step in flight began, if no prompt is in it: prefill says nothing of the latency of decoding.
     timed: Option<Time>,
     learnt_at: Time,
+    /// Why the executor is lost, until there is another.
+    lost: Option<String>,
+    /// Somebody is going to look at the step in flight.
+    is_watched: bool,
     said: DecodeSnapshot,
 }
 
@@ -69,6 +75,8 @@ impl Decode {
             observer,
             timed: None,
             learnt_at: Time::default(),
+            lost: None,
+            is_watched: false,
             said: DecodeSnapshot::default(),
             place,
         }
@@ -99,6 +107,7 @@ impl Decode {
         if let Err(error) = self.executor.try_send(run) {
             self.lose_executor(format!("not reachable: {error}"));
         }
+        self.watch(ctx);
         self.say();
     }
 
@@ -248,6 +257,7 @@ impl Decode {
 
     fn lose_executor(&mut self, reason: String) {
         error!(model = self.place.name(), reason, "executor lost");
+        self.lost = Some(reason.clone());
         let lost = ExecutorLost { epoch: self.epoch, reason };
         self.place.post(&self.place.subserver, lost);
     }
@@ -294,8 +304,8 @@ impl Handler<Stepped> for Decode {
     type Result = ();
 
     fn handle(&mut self, message: Stepped, _: &mut Self::Context) {
-        if message.epoch != self.epoch {
-            return;
+        if message.epoch != self.epoch || self.lost.is_some() {
+            return debug!(model = self.place.name(), "a late answer of an executor that was given up");
         }
         self.said.busy += message.took;
         self.finish(message.result);
@@ -330,7 +340,8 @@ impl Handler<ExecutorReplaced> for Decode {
         // A step that was never answered belongs to the old life; its requests go on from their tokens.
         let stranded = std::mem::take(&mut self.running);
         self.timed = None;
-        let outcome = self.retry(stranded, &ExecutorError::Lost("no answer".into()));
+        let reason = self.lost.take().unwrap_or_else(|| "no answer".into());
+        let outcome = self.retry(stranded, &ExecutorError::Lost(reason));
         self.send_on(outcome);
         self.place.post(&self.place.children.batcher, Ready { deferred: Vec::new() });
         self.say();

@@ -6,6 +6,7 @@ use actix::prelude::*;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokenrouter_core::executor::{Executor, ExecutorError, Step, StepOutput};
 use tokio::time::Instant;
@@ -37,28 +38,56 @@ impl fmt::Debug for Seat {
 
 impl Seat {
     /// Starts the executor actor. `Timed` must be called within the arbiter of the control actors.
-    pub fn start(&self) -> Recipient<RunStep> {
+    pub fn start(&self, count: &Executors) -> Recipient<RunStep> {
+        let count = count.clone();
         match self.clone() {
             Seat::Thread(factory) => {
-                SyncArbiter::start(1, move || GpuExecutor { device: Device::build(&factory) }).recipient()
+                SyncArbiter::start(1, move || GpuExecutor { device: Device::build(&factory, &count) }).recipient()
             }
             Seat::Timed(factory, latency) => {
-                TimedExecutor { device: Device::build(&factory), latency }.start().recipient()
+                TimedExecutor { device: Device::build(&factory, &count), latency }.start().recipient()
             }
         }
     }
 }
 
+/// How many executors of a model hold memory. One that was given up in the middle of a step still does until the step
+/// ends.
+#[derive(Clone, Debug, Default)]
+pub struct Executors(Arc<AtomicU32>);
+
+impl Executors {
+    /// So many now.
+    pub fn count(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn one_more(&self) -> Counted {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Counted(self.clone())
+    }
+}
+
+/// An executor that holds memory.
+struct Counted(Executors);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// An executor, or why there is none.
-struct Device(Result<Box<dyn Executor>, ExecutorError>);
+struct Device(Result<(Box<dyn Executor>, Counted), ExecutorError>);
 
 impl Device {
-    fn build(factory: &ExecutorFactory) -> Self {
-        Device(catch_unwind(AssertUnwindSafe(|| factory())).unwrap_or_else(|panic| Err(lost(&panic))))
+    fn build(factory: &ExecutorFactory, count: &Executors) -> Self {
+        let built = catch_unwind(AssertUnwindSafe(|| factory())).unwrap_or_else(|panic| Err(lost(&panic)));
+        Device(built.map(|executor| (executor, count.one_more())))
     }
 
     fn step(&mut self, step: &Step) -> Result<StepOutput, ExecutorError> {
-        let executor = self.0.as_mut().map_err(|error| error.clone())?;
+        let (executor, _) = self.0.as_mut().map_err(|error| error.clone())?;
         let result = catch_unwind(AssertUnwindSafe(|| executor.step(step))).unwrap_or_else(|panic| Err(lost(&panic)));
         if let Err(error @ ExecutorError::Lost(_)) = &result {
             self.0 = Err(error.clone());

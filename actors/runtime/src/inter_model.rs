@@ -19,7 +19,7 @@ use tokenrouter_core::peer::{Ahead, Envelope, PeerError, PeerFrame, PeerReq, in_
 use tokenrouter_core::request::{Pending, Queued, Seat};
 use tokenrouter_core::routing::stay::Stay;
 use tokenrouter_core::tombstones::Tombstones;
-use tracing::debug;
+use tracing::{debug, warn};
 
 /// A peer as it is reached and heard.
 #[derive(Debug)]
@@ -42,8 +42,10 @@ pub struct InterModel {
     untold: Vec<(ModelIdx, RequestId, Failure)>,
     ended: Tombstones,
     live: LiveTable,
-    sent: Stamp,
-    seen: Vec<Stamp>,
+    /// Of the last frame to every peer.
+    sent: Vec<Stamp>,
+    /// Of the last frame from every peer; none where any may come first.
+    seen: Vec<Option<Stamp>>,
     said: InterModelSnapshot,
 }
 
@@ -58,16 +60,18 @@ impl InterModel {
             untold: Vec::new(),
             ended: Tombstones::default(),
             live: LiveTable::new(place.me, models, place.life_ever()),
-            sent: Stamp::start(place.life_ever()),
-            seen: vec![Stamp::default(); models],
+            sent: vec![Stamp::start(place.life_ever()); models],
+            // What was said to an earlier life is over, and another process may have been there for long.
+            seen: vec![(!place.is_reborn()).then(Stamp::default); models],
             said: InterModelSnapshot { hops: vec![0; models], ..InterModelSnapshot::default() },
             place,
         }
     }
 
     fn send(&mut self, to: ModelIdx, frame: PeerFrame) -> bool {
-        self.sent = self.sent.next();
-        let envelope = Envelope { from: self.place.me, stamp: self.sent, frame };
+        let Some(sent) = self.sent.get_mut(to.index()) else { return false };
+        *sent = sent.next();
+        let envelope = Envelope { from: self.place.me, stamp: *sent, frame };
         match self.way(to).map(|way| way.link.send(envelope)) {
             Some(Ok(())) => true,
             Some(Err(error)) => {
@@ -166,7 +170,8 @@ impl InterModel {
         }
         if self.ended.holds(id) {
             self.said.dropped_frames += 1;
-            self.send(message.from, PeerFrame::Release(id));
+            // It has ended, or what was held of it here was lost with a message: its home knows which.
+            self.send(message.from, PeerFrame::Failed(id, Failure::Internal("it has ended at a peer".into())));
             return None;
         }
         let now = self.place.clock.now();
@@ -277,7 +282,7 @@ impl InterModel {
         self.lose(peer, "was lost");
         let ways = self.ways.get_mut(peer.index()).and_then(Option::as_mut);
         if let (Some(way), Some(seen)) = (ways, self.seen.get_mut(peer.index())) {
-            (way.heard, *seen) = (true, Stamp::default());
+            (way.heard, *seen) = (true, None);
             way.link.wake();
         }
         self.send(peer, PeerFrame::Live(self.live.notes()));
@@ -286,7 +291,22 @@ impl InterModel {
     fn frame(&mut self, envelope: Envelope) {
         let from = envelope.from;
         match self.seen.get_mut(from.index()) {
-            Some(seen) if *seen < envelope.stamp => *seen = envelope.stamp,
+    /// Frames of the peer were lost on the way. What they said of which requests nobody knows here, so it is as if the
+    /// peer had been lost; and it is told, because it knows nothing of it.
+    fn missed(&mut self, peer: ModelIdx) {
+        warn!(model = self.place.name(), peer = self.place.server.name(peer), "messages of a peer were lost");
+        self.said.gaps += 1;
+        self.lose(peer, "was not heard in full");
+        self.send(peer, PeerFrame::Missed);
+    }
+
+            Some(seen) if seen.is_none_or(|seen| seen < envelope.stamp) => {
+                let is_next = seen.is_none_or(|seen| envelope.stamp.follows(seen));
+                *seen = Some(envelope.stamp);
+                if !is_next {
+                    self.missed(from);
+                }
+            }
             _ => {
                 self.said.dropped_frames += 1;
                 return;
@@ -307,6 +327,10 @@ impl InterModel {
             PeerFrame::Restarted => {
                 self.lose(from, "was rebuilt");
                 self.send(from, PeerFrame::Live(self.live.notes()));
+            PeerFrame::Missed => {
+                self.lose(from, "did not hear everything");
+                self.send(from, PeerFrame::Live(self.live.notes()));
+            }
             }
         }
     }

@@ -7,6 +7,7 @@ use crate::board::Board;
 use crate::bounds::Bounds;
 use crate::clock::Clock;
 use crate::conductor::Conductor;
+use crate::gpu_executor::Executors;
 use crate::link::Address;
 use crate::link::gate::{Gate, Plan};
 use crate::link::local::{self, Directory};
@@ -25,6 +26,7 @@ use tokenrouter_core::batching::{Batching, Policy, PolicySpec};
 use tokenrouter_core::execution::Turns;
 use tokenrouter_core::executor::ExecutorLimits;
 use tokenrouter_core::ids::{ModelIdx, RequestId, TokenId};
+use tokenrouter_core::faults::LinkFaults;
 use tokenrouter_core::job::{Event, Job, Refusal, Target};
 use tokenrouter_core::kv::KvPool;
 use tokenrouter_core::plan::STEP_TOKENS_MIN;
@@ -126,6 +128,8 @@ pub struct Server {
     /// Which life of this process.
     pub life: u64,
     /// Processes the server is made of.
+    /// What goes wrong, on order, with messages between models.
+    pub faults: Vec<LinkFaults>,
     pub processes: usize,
     /// The thresholds that were planned last.
     pub in_force: InForce,
@@ -192,6 +196,8 @@ struct Inner {
     arbiters: Mutex<Vec<Arbiter>>,
 }
 
+    /// Of every model: how many hold memory.
+    executors: Vec<Executors>,
 /// An accepted job.
 #[derive(Debug)]
 pub struct Reply {
@@ -245,6 +251,7 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         live_max: spec.live_max,
         live: AtomicU32::new(0),
         prompt_tokens: AtomicU64::new(0),
+        faults: spec.process.faults.clone(),
         bounds: spec.bounds,
         in_force: InForce::default(),
         conductor,
@@ -260,6 +267,7 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
             directory: Arc::clone(&directory),
             clock,
             board: board.clone(),
+    let executors: Vec<Executors> = here.iter().map(|_| Executors::default()).collect();
             pool: pool.clone(),
         };
         let subserver = Subserver::new(ModelIdx(index as u8), shared);
@@ -270,10 +278,11 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
     let gate = bound.map(|(bound, address)| {
         let (server, directory) = (Arc::clone(&server), Arc::clone(&directory));
         let plan = Plan { bound, address, server, directory };
+            executors: executors[index].clone(),
         place(spec.placement, &mut arbiters, move || Gate::new(plan))
     });
     let (open, arbiters) = (AtomicBool::new(true), Mutex::new(arbiters));
-    Ok(Runtime(Arc::new(Inner { server, directory, pools, board, clock, numbers, gate, planner, open, arbiters })))
+    Ok(Runtime(Arc::new(Inner { server, directory, pools, executors, board, clock, numbers, gate, planner, open, arbiters })))
 }
 
 fn bind(address: &Address) -> Result<Bound, StartError> {

@@ -6,8 +6,10 @@ use crate::board::{Board, Role, Snapshot, SubserverSnapshot};
 use crate::client::Client;
 use crate::clock::Clock;
 use crate::decode::Decode;
-use crate::gpu_executor::Seat;
+use crate::gpu_executor::{Executors, Seat};
 use crate::inter_model::{InterModel, Way};
+use crate::link::Link;
+use crate::link::faulty::FaultyLink;
 use crate::link::identity::Identity;
 use crate::link::local::{Directory, Local};
 use crate::link::socket::{Ends, Socket};
@@ -20,6 +22,7 @@ use actix::prelude::*;
 use std::sync::Arc;
 use tokenrouter_core::execution::Word;
 use tokenrouter_core::executor::ExecutorLimits;
+use tokenrouter_core::faults::LinkFaults;
 use tokenrouter_core::ids::{ModelIdx, RequestId};
 use tokenrouter_core::job::{Failure, Refusal};
 use tokenrouter_core::kv::KvPool;
@@ -143,6 +146,7 @@ pub struct Subserver {
     clock: Clock,
     board: Board,
     pool: KvPool,
+    executors: Executors,
     /// Of the children.
     life: Epoch,
     /// Of the executor.
@@ -154,7 +158,7 @@ pub struct Subserver {
 impl Subserver {
     /// The supervisor of model `me`; children come to life when it is started.
     pub fn new(me: ModelIdx, shared: Shared) -> Self {
-        let Shared { server, seat, directory, clock, board, pool } = shared;
+        let Shared { server, seat, directory, clock, board, pool, executors } = shared;
         let said = SubserverSnapshot::default();
         Subserver {
             me,
@@ -166,6 +170,7 @@ impl Subserver {
             clock,
             board,
             pool,
+            executors,
             life: FIRST_LIFE,
             epoch: FIRST_LIFE,
             children: None,
@@ -192,7 +197,7 @@ impl Subserver {
             subserver: ctx.address(),
             children: children.clone(),
         };
-        let executor = self.seat.start();
+        let executor = self.seat.start(&self.executors);
         let policy = self.server.policy();
         contexts.0.run(Client::new(place.clone()));
         contexts.1.run(Batcher::new(place.clone(), policy));
@@ -221,11 +226,21 @@ impl Subserver {
             let to = ModelIdx(index as u8);
             let local = || Box::new(Local { directory: Arc::clone(&self.directory), to });
             match socket.clone() {
-                Some(socket) => Some(Way { link: Box::new(socket), heard: self.heard[index] }),
-                None => (to != self.me).then(|| Way { link: local(), heard: true }),
+                Some(socket) => Some(Way { link: self.tried(to, Box::new(socket)), heard: self.heard[index] }),
+                None => (to != self.me).then(|| Way { link: self.tried(to, local()), heard: true }),
             }
         };
         self.sockets.iter().enumerate().map(way).collect()
+    }
+
+    /// The link with the faults that were ordered, others in each direction.
+    fn tried(&self, to: ModelIdx, link: Box<dyn Link>) -> Box<dyn Link> {
+        if self.server.faults.is_empty() {
+            return link;
+        }
+        let direction = u64::from(self.me.0) << 8 | u64::from(to.0);
+        let own = |faults: &LinkFaults| LinkFaults { seed: faults.seed ^ direction << 32, ..*faults };
+        Box::new(FaultyLink::new(link, self.server.faults.iter().map(own).collect()))
     }
 
     /// Hands something from a peer to InterModel. What cannot be delivered would be missed for ever, so the children
@@ -294,6 +309,8 @@ pub struct Shared {
     pub board: Board,
     /// Pages of this model.
     pub pool: KvPool,
+    /// Counts the executors of this model.
+    pub executors: Executors,
 }
 
 impl Actor for Subserver {
@@ -363,7 +380,7 @@ impl Handler<ExecutorLost> for Subserver {
         self.pool.revoke_all();
         self.said.executor_restarts += 1;
         self.said.last_error = Some(message.reason);
-        let executor = self.seat.start();
+        let executor = self.seat.start(&self.executors);
         let replaced = ExecutorReplaced { executor, epoch: self.epoch };
         if let Err(error) = children.decode.try_send(replaced) {
             warn!(model = self.server.name(self.me), %error, "no Decode for the new executor");

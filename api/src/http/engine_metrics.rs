@@ -20,6 +20,9 @@ const GAUGES: &[Series] = &[
     }),
     ("tokenrouter:batch_threshold", "Requests a batch waits for.", |m| f64::from(m.batcher.threshold)),
     ("tokenrouter:open_streams", "Requests that entered here and have not ended.", |m| f64::from(m.client.live)),
+    ("tokenrouter:executors", "Executors that hold memory; more than 1 while a step that was given up has not ended.", |m| {
+        f64::from(m.executors)
+    }),
     ("tokenrouter:kv_pages", "KV pages in all.", |m| f64::from(m.kv.pages_total)),
     ("tokenrouter:kv_pages_used", "KV pages held by requests.", |m| f64::from(kv_used(m))),
     ("tokenrouter:kv_pages_cached", "KV pages kept only for future prefix hits.", |m| f64::from(m.kv.pages_cached)),
@@ -46,6 +49,7 @@ const COUNTERS: &[Series] = &[
     ("tokenrouter:peer_frames_dropped_total", "Late, repeated or unknown messages of peers.", |m| {
         m.inter_model.dropped_frames as f64
     }),
+    ("tokenrouter:peer_gaps_total", "Times messages of a peer were found missing.", |m| m.inter_model.gaps as f64),
     ("tokenrouter:executor_restarts_total", "Executors rebuilt.", |m| m.subserver.executor_restarts as f64),
     ("tokenrouter:actor_restarts_total", "Control actors rebuilt.", |m| m.subserver.children_restarts as f64),
 ];

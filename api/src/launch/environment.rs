@@ -42,6 +42,8 @@ pub struct Environment {
     pub api_keys: Option<Secret>,
     /// TOKENROUTER_ADMIN_KEY: the key for `/admin`.
     pub admin_key: Option<Secret>,
+    /// TOKENROUTER_FAULTS is 1: a launch file may order faults.
+    pub faults: bool,
     /// The routing algorithms of this program; more than the usual ones if it adds its own.
     pub catalog: Catalog,
 }
@@ -71,6 +73,7 @@ impl Environment {
             cache: user_cache.unwrap_or_else(std::env::temp_dir).join("tokenrouter"),
             api_keys: variable("TOKENROUTER_API_KEYS").map(Secret),
             admin_key: variable("TOKENROUTER_ADMIN_KEY").map(Secret),
+            faults: variable("TOKENROUTER_FAULTS").is_some_and(|value| value == "1"),
             catalog: Catalog::default(),
         }
     }
@@ -85,14 +88,14 @@ mod tests {
         let bare = Environment::of(|_| None, Some(PathBuf::from("h")));
         let hub = bare.hub.expect("a home folder is enough");
         assert_eq!((hub.endpoint.as_str(), hub.cache), (HUB, PathBuf::from("h/.cache/huggingface/hub")));
-        assert_eq!((bare.no_color, bare.log_filter), (false, None));
+        assert_eq!((bare.no_color, bare.faults, bare.log_filter), (false, false, None));
         assert_eq!(bare.cache, PathBuf::from("h/.cache/tokenrouter"));
         let set = Environment::of(
             |name| match name {
                 "HF_HOME" => Some("models".to_owned()),
                 "HF_ENDPOINT" => Some("http://mirror/".to_owned()),
                 "HF_TOKEN" => Some("secret".to_owned()),
-                "NO_COLOR" => Some("1".to_owned()),
+                "NO_COLOR" | "TOKENROUTER_FAULTS" => Some("1".to_owned()),
                 "TOKENROUTER_API_KEYS" => Some("first-key,second-key".to_owned()),
                 _ => Some(String::new()),
             },
@@ -101,7 +104,7 @@ mod tests {
         let hub = set.hub.expect("HF_HOME is set");
         assert_eq!((hub.endpoint.as_str(), hub.token.as_deref()), ("http://mirror", Some("secret")));
         assert_eq!(hub.cache, PathBuf::from("models/hub"));
-        assert!(set.no_color);
+        assert!(set.no_color && set.faults);
         assert_eq!(set.api_keys.as_ref().map(Secret::reveal), Some("first-key,second-key"));
         assert_eq!(format!("{:?} {:?}", set.api_keys, set.admin_key), "Some(Secret) None");
         let nowhere = Environment::of(|_| None, None).hub.expect_err("no folder at all");

@@ -1,7 +1,7 @@
 //! From a plan to models in memory and a running runtime. Owner: the command that was given. Invariant: weights are
 //! loaded once; several runtimes can be started from them, one after another or side by side.
 
-use super::{LaunchError, Plan, plan, thresholds};
+use super::{LaunchError, Plan, faults, plan, thresholds};
 use crate::progress::Progress;
 use crate::text::ModelText;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{self, ModelSpec, Placement, Runtime, RuntimeSpec};
 use tokenrouter_config::{LaunchFile, Server};
-use tokenrouter_core::executor::{Executor, ExecutorError};
+use tokenrouter_core::executor::ExecutorError;
 use tokenrouter_core::routing::Algorithm;
 use tokenrouter_core::routing::catalog::Catalog;
 use tokenrouter_core::text::TextCodec;
@@ -117,14 +117,14 @@ impl Loaded {
             },
         )?;
         let spec = RuntimeSpec {
-            models: self.members.iter().map(model_spec).collect(),
+            models: self.members.iter().map(|member| model_spec(member, &self.file)).collect(),
             codec: self.codec(),
             algorithm,
             batching,
             live_max: self.file.server.live_max,
             bounds: bounds(&self.file.server),
             placement: Placement::OwnArbiter,
-            process: Process::alone(),
+            process: Process { faults: faults::messages(&self.file), ..Process::alone() },
         };
         Ok(runtime::start(spec)?)
     }
@@ -137,18 +137,22 @@ fn bounds(server: &Server) -> Bounds {
         prompt_tokens_max: Some(server.prompt_tokens_max).filter(|&tokens| tokens > 0),
         first_token: time(server.queue_timeout_ms),
         whole: time(server.request_timeout_ms),
+        step: time(server.step_timeout_ms),
     }
 }
 
-fn model_spec(member: &Member) -> ModelSpec {
-    let model = member.model.clone();
+fn model_spec(member: &Member, file: &LaunchFile) -> ModelSpec {
+    let (model, plan) = (member.model.clone(), faults::plan(file, &member.name));
+    if !plan.is_empty() {
+        tracing::warn!(model = %member.name, "steps of this model fail on order");
+    }
     ModelSpec {
         name: member.name.clone(),
         limits: member.model.limits(),
         eos: member.model.info().eos.clone(),
         site: Site::Here(Seat::Thread(Arc::new(move || {
             let runner = model.executor().map_err(|error| ExecutorError::Lost(error.to_string()))?;
-            Ok(Box::new(runner) as Box<dyn Executor>)
+            Ok(faults::on(runner, &plan))
         }))),
     }
 }

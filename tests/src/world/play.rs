@@ -14,12 +14,22 @@ use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::{Event, Job, Prompt, StopRules, Target};
 use tokenrouter_core::routing::{self, Algorithm};
 use tokenrouter_core::sampling::SamplingParams;
-use tokenrouter_core::sim::{FaultPlan, SimExecutor};
+use tokenrouter_core::faults::{Fault, FaultPlan, Stall};
+use tokenrouter_core::sim::SimExecutor;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// How long a scenario may take, in virtual time, before it counts as stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(3600);
+
+/// How long a stuck step takes: longer than any scenario.
+const FOR_EVER: Duration = Duration::from_secs(1 << 20);
+
+/// Time after the last end in which everything is released.
+const RELEASED: Duration = Duration::from_secs(1);
+
+/// The same where the messages that say so may be lost: they are missed when the next one comes, which may be lost too.
+const MISSED: Duration = Duration::from_secs(40);
 
 /// What a scenario did.
 #[derive(Debug)]
@@ -120,7 +130,7 @@ async fn perform(script: &Script, algorithm: Arc<dyn Algorithm>, seen: Seen) -> 
         assert!(ended.is_ok(), "request {name} is stuck: {}", describe(&runtime.snapshot()));
     }
     // Releases are still on their way through the mailboxes.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(if script.link_faults.is_empty() { RELEASED } else { MISSED }).await;
     let end = runtime.snapshot();
     log.line(begin, &format!("end {}", describe(&end)));
     let notes = std::mem::take(&mut *log.0.lock().unwrap_or_else(PoisonError::into_inner));
@@ -193,13 +203,18 @@ fn spec(script: &Script, algorithm: Arc<dyn Algorithm>, seen: Begun) -> RuntimeS
         let (limits, language, skill) = (model.limits, script.language.clone(), model.skill);
         let faults = FaultPlan::new(model.faults.clone());
         let build = move || {
+        let (time, seen, orders) = (model.time, Arc::clone(&seen), faults.clone());
             Ok(Box::new(SimExecutor::new(limits, language.clone(), skill, faults.clone())) as Box<dyn Executor>)
         };
-        let (time, seen) = (model.time, Arc::clone(&seen));
         let latency = move |step: &Step| {
             seen(index, step);
             time.latency(step)
         };
+                + match orders.upcoming().and_then(Fault::stall) {
+                    Some(Stall::For(time)) => time,
+                    Some(Stall::Held) => FOR_EVER,
+                    None => Duration::ZERO,
+                }
         let site = Site::Here(Seat::Timed(Arc::new(build), Arc::new(latency)));
         let eos = script.language.eos.map(|(eos, _)| eos).into_iter().collect();
         ModelSpec { name: model.name.clone(), limits, eos, site }
@@ -213,6 +228,6 @@ fn spec(script: &Script, algorithm: Arc<dyn Algorithm>, seen: Begun) -> RuntimeS
         live_max: script.live_max,
         bounds: script.bounds,
         placement: Placement::Here,
-        process: Process::alone(),
+        process: Process { faults: script.link_faults.clone(), ..Process::alone() },
     }
 }

@@ -9,8 +9,9 @@
 //! prefill_ahead
 //! live_max 16
 //! prompt_tokens_max 100
-//! time first=20ms whole=100ms                    (either may be left out)
-//! fault large 3 panic                            (step number; error, lost, panic, bad_rows)
+//! time first=20ms whole=100ms step=50ms          (any may be left out)
+//! fault large 3 panic                            (step number; error, lost, panic, bad_rows, stuck, slow=40ms)
+//! link_fault lost 20 seed=7                      (one in so many frames; lost, duplicate, reordered)
 //! at 0ms submit a prompt=5 max=8                 (also: seed= only=MODEL threshold=)
 //! at 20ms abort a
 //! at 25ms probe
@@ -20,7 +21,8 @@ use std::time::Duration;
 use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_core::batching::{Batching, PolicySpec};
 use tokenrouter_core::executor::ExecutorLimits;
-use tokenrouter_core::sim::{Fault, Language, Skill, TimeModel};
+use tokenrouter_core::faults::{Fault, LinkFault, LinkFaults};
+use tokenrouter_core::sim::{Language, Skill, TimeModel};
 
 /// End-of-text in every simulated language.
 pub const EOS: u32 = 1;
@@ -40,6 +42,8 @@ pub struct Script {
     pub live_max: u32,
     /// Other bounds on requests.
     pub bounds: Bounds,
+    /// What goes wrong with messages between models.
+    pub link_faults: Vec<LinkFaults>,
     /// What happens when, in order of time.
     pub acts: Vec<(Duration, Act)>,
 }
@@ -132,6 +136,7 @@ pub fn parse(text: &str) -> Result<Script, ScriptError> {
         batching: Batching { max_wait: Duration::from_secs(1), ..Batching::default() },
         live_max: 64,
         bounds: Bounds::default(),
+        link_faults: Vec::new(),
         acts: Vec::new(),
     };
     for (number, line) in text.lines().enumerate() {
@@ -182,25 +187,45 @@ fn read(script: &mut Script, line: &str) -> Result<(), String> {
                 match pair(word)? {
                     ("first", limit) => script.bounds.first_token = Some(time(limit)?),
                     ("whole", limit) => script.bounds.whole = Some(time(limit)?),
+                    ("step", limit) => script.bounds.step = Some(time(limit)?),
                     _ => return Err(format!("unknown {word}")),
                 }
             }
         }
         ["fault", name, step, kind] => {
-            let kind = match *kind {
-                "error" => Fault::Error,
-                "lost" => Fault::Lost,
-                "panic" => Fault::Panic,
-                "bad_rows" => Fault::BadRows,
-                other => return Err(format!("unknown fault {other}")),
-            };
+            let kind = fault(kind)?;
             let model = script.models.iter_mut().find(|model| model.name == *name);
             model.ok_or_else(|| format!("no model {name}"))?.faults.push((number(step)?, kind));
         }
+        ["link_fault", kind, every, seed] => script.link_faults.push(link_fault((kind, every, seed))?),
         ["at", moment, act @ ..] => script.acts.push((time(moment)?, read_act(act)?)),
         _ => return Err(format!("not understood: {line}")),
     }
     Ok(())
+}
+
+fn fault(kind: &str) -> Result<Fault, String> {
+    Ok(match kind {
+        "error" => Fault::Error,
+        "lost" => Fault::Lost,
+        "panic" => Fault::Panic,
+        "bad_rows" => Fault::BadRows,
+        "stuck" => Fault::Stuck,
+        other => match pair(other)? {
+            ("slow", by) => Fault::Slow(time(by)?),
+            _ => return Err(format!("unknown fault {other}")),
+        },
+    })
+}
+
+fn link_fault((kind, every, seed): (&str, &str, &str)) -> Result<LinkFaults, String> {
+    let fault = match kind {
+        "lost" => LinkFault::Lost,
+        "duplicate" => LinkFault::Duplicate,
+        "reordered" => LinkFault::Reordered,
+        other => return Err(format!("unknown link fault {other}")),
+    };
+    Ok(LinkFaults { fault, every: number(every)?, seed: number(pair(seed)?.1)? })
 }
 
 fn model(name: &str, words: &[&str]) -> Result<Model, String> {

@@ -6,8 +6,12 @@ use crate::messages::{
     Announce, Depart, Forward, Frame, LinkEvent, LiveNow, Offered, OwnLive, Release, Said, Say, Stop,
 };
 use actix::prelude::*;
+use std::time::Duration;
 use tokenrouter_core::peer::PeerFrame;
 use tracing::error;
+
+/// How often peers hear something at least; it bounds the time for which a lost frame is not missed.
+const WORD_EVERY: Duration = Duration::from_secs(1);
 
 impl Actor for InterModel {
     type Context = Context<Self>;
@@ -17,6 +21,8 @@ impl Actor for InterModel {
         if self.place.is_reborn() {
             self.broadcast(&PeerFrame::Restarted);
         }
+        // A frame that was lost is missed when the next one comes: there always is one.
+        ctx.run_interval(WORD_EVERY, |bridge, _| bridge.broadcast(&PeerFrame::Live(bridge.live.notes())));
         self.say();
     }
 }

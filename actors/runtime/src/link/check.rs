@@ -48,7 +48,7 @@ impl Bounds {
                 Some(format!("its token is of model {}", stranger.model))
             }
             PeerFrame::Ahead(ahead) => self.ahead_fault(ahead),
-            PeerFrame::Failed(..) | PeerFrame::Release(_) | PeerFrame::Live(_) | PeerFrame::Restarted => None,
+            PeerFrame::Failed(..) | PeerFrame::Release(_) | PeerFrame::Live(_) | PeerFrame::Restarted | PeerFrame::Missed => None,
         }
     }
 
@@ -189,6 +189,7 @@ mod tests {
         }
         let wrong = [
             (Parcel { to: ModelIdx(0), ..parcel(PeerFrame::Restarted) }, "another's connection"),
+            parcel(PeerFrame::Missed),
             (request(|message| message.from = ModelIdx(1)), "goes from m1 to m1"),
             (request(|message| message.to = ModelIdx(7)), "goes from m0 to m7"),
             (request(|message| message.home = ModelIdx(2)), "for m2"),

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use tokenrouter_core::peer::Envelope;
 
 pub mod check;
+pub mod faulty;
 pub mod gate;
 pub mod identity;
 pub mod local;

@@ -7,6 +7,7 @@ use crate::runtime::{MODELS_MAX, ModelSpec};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
+use tokenrouter_core::faults::LinkFaults;
 use tokenrouter_core::ids::RequestId;
 
 /// Bits of a request's number below the millisecond of its arrival.
@@ -51,19 +52,21 @@ pub struct Process {
     pub reach: Reach,
     /// Which life of this process: higher than that of every process that had its place before. Milliseconds.
     pub life: u64,
+    /// What goes wrong, on order, with the messages of its models to each other and to peers.
+    pub faults: Vec<LinkFaults>,
 }
 
 impl Process {
     /// The only one.
     pub fn alone() -> Self {
-        Process { listen: None, reach: Reach::Loopback, life: 0 }
+        Process { listen: None, reach: Reach::Loopback, life: 0, faults: Vec::new() }
     }
 
     /// One of several, started now.
     pub fn among_peers(listen: Address) -> Self {
         let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let life = u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX);
-        Process { listen: Some(listen), reach: Reach::Loopback, life }
+        Process { listen: Some(listen), life, ..Process::alone() }
     }
 
     /// Whether the models can be where they are said to be.

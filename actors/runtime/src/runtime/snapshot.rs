@@ -36,6 +36,8 @@ pub struct ModelSnapshot {
     pub elsewhere: Option<String>,
     /// KV memory.
     pub kv: KvStats,
+    /// Executors that hold memory: more than one while the step of one that was given up has not ended.
+    pub executors: u32,
     /// Supervision.
     pub subserver: SubserverSnapshot,
     /// Streams.
@@ -67,7 +69,8 @@ impl Runtime {
         let name = inner.server.name(me).to_owned();
         let kv = inner.pools[index].as_ref().map(KvPool::stats).unwrap_or_default();
         let elsewhere = inner.server.models[index].site.peer().map(Address::to_string);
-        let mut out = ModelSnapshot { name, elsewhere, kv, ..ModelSnapshot::default() };
+        let executors = inner.executors[index].count();
+        let mut out = ModelSnapshot { name, elsewhere, kv, executors, ..ModelSnapshot::default() };
         for role in [Role::Subserver, Role::Client, Role::Batcher, Role::Decode, Role::InterModel] {
             match inner.board.read(me, role) {
                 Some(Snapshot::Subserver(said)) => out.subserver = said,

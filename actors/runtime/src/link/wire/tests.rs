@@ -131,6 +131,7 @@ fn frame() -> impl Strategy<Value = PeerFrame> {
 fn parcel() -> impl Strategy<Value = Parcel> {
     (model(), model(), stamp(), frame())
         .prop_map(|(to, from, stamp, frame)| Parcel { to, envelope: Envelope { from, stamp, frame } })
+        Just(PeerFrame::Missed),
 }
 
 fn read(bytes: &[u8], limit: usize) -> Result<Vec<u8>, WireError> {

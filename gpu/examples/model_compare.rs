@@ -62,8 +62,14 @@ fn highest(logits: &[f32]) -> TokenId {
 }
 
 fn logits(runner: &mut Runner<Cpu>, start: usize, tokens: &[TokenId]) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
-    let draw =
-        Draw { params: Arc::default(), history: None, banned: Arc::from([]), needs: Needs::default(), logprobs: None };
+    let draw = Draw {
+        params: Arc::default(),
+        history: None,
+        banned: Arc::from([]),
+        mask: None,
+        needs: Needs::default(),
+        logprobs: None,
+    };
     let row = Row {
         request: RequestId(1),
         start: start as u32,

@@ -3,7 +3,7 @@
 //! here, so equal inputs give equal tokens in any batch and on any machine.
 //!
 //! Order of the rules (the one vLLM's sampler documents): logit bias, penalties (repetition, then frequency and
-//! presence), bans; then greedy, or temperature, min-p, top-k, top-p, draw. Top-p is measured on what min-p and top-k
+//! presence), bans and the mask of the answer's form; then greedy, or temperature, min-p, top-k, top-p, draw. Top-p is measured on what min-p and top-k
 //! left, renormalised. Equal logits are ordered by lower id everywhere. Temperatures below 1e-5 are greedy.
 
 use tokenrouter_core::executor::Draw;
@@ -27,7 +27,7 @@ const LANES: usize = 16;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SampleError {
     /// Bias and bans left no token with a finite logit.
-    #[error("every token is masked by bans and logit bias; allow at least one token")]
+    #[error("every token is masked by bans, logit bias and the form of the answer; allow at least one token")]
     NothingLeft,
     /// The adjusted logits have no usable maximum.
     #[error("highest logit after bias and penalties is {0}; check logit_bias and penalties")]
@@ -41,7 +41,7 @@ pub enum SampleError {
 #[derive(Debug)]
 pub struct Sampler {
     real_vocab: usize,
-    /// Logits after bias, penalties and bans.
+    /// Logits after bias, penalties, bans and mask.
     work: Vec<f32>,
     /// Tokens that top-k and top-p left, by rank.
     kept: Vec<Candidate>,
@@ -71,6 +71,7 @@ pub fn is_plain_greedy(draw: &Draw) -> bool {
     is_greedy(draw.params.temperature)
         && draw.params.logit_bias.is_empty()
         && draw.banned.is_empty()
+        && draw.mask.is_none()
         && !(draw.params.reads_history() && draw.history.is_some())
 }
 
@@ -254,7 +255,7 @@ fn exp(x: f32) -> f32 {
     (p * r * r + r + 1.0) * f32::from_bits(exponent)
 }
 
-/// Bias, penalties and bans, in place.
+/// Bias, penalties, bans and mask, in place.
 fn adjust(logits: &mut [f32], draw: &Draw) {
     for &(id, bias) in &draw.params.logit_bias {
         if let Some(logit) = logits.get_mut(id as usize) {
@@ -268,6 +269,9 @@ fn adjust(logits: &mut [f32], draw: &Draw) {
         if let Some(logit) = logits.get_mut(id as usize) {
             *logit = f32::NEG_INFINITY;
         }
+    }
+    if let Some(mask) = &draw.mask {
+        mask.apply(logits);
     }
 }
 
@@ -366,6 +370,7 @@ mod tests {
             params: Arc::new(params),
             history: None,
             banned: Arc::from([]),
+            mask: None,
             needs: Default::default(),
             logprobs: None,
         }

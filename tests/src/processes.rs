@@ -162,6 +162,7 @@ impl Ask {
             sampling: SamplingParams { seed: self.seed, ..SamplingParams::default() },
             stop: StopRules { max_tokens: Some(self.max), ..StopRules::default() },
             logprobs: None,
+            constraint: None,
             prompt_logprobs: None,
             entropy: false,
         }

@@ -86,6 +86,7 @@ fn job(text: &str, target: Target, sampling: SamplingParams) -> Job {
         sampling,
         stop,
         logprobs: Some(3),
+        constraint: None,
         prompt_logprobs: None,
         entropy: true,
     }

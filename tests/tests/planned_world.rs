@@ -137,6 +137,7 @@ fn job(seed: u64, tokens: u32) -> Job {
         sampling: SamplingParams { seed, ..SamplingParams::default() },
         stop: StopRules { max_tokens: Some(tokens), ..StopRules::default() },
         logprobs: None,
+        constraint: None,
         prompt_logprobs: None,
         entropy: false,
     }

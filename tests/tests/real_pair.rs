@@ -118,6 +118,7 @@ fn routed_chat() {
             sampling: SamplingParams::default(),
             stop: StopRules { max_tokens: Some(48), ..StopRules::default() },
             logprobs: None,
+            constraint: None,
             prompt_logprobs: None,
             entropy: true,
         }

@@ -91,7 +91,7 @@ impl Devices {
     }
 
     fn seat(&self, me: usize) -> Seat<'_> {
-        Seat { me: ModelIdx(me as u8), pool: &self.pools[me], route: Walk.start(), now: NOW }
+        Seat { me: ModelIdx(me as u8), pool: &self.pools[me], route: Walk.start(), constraint: None, now: NOW }
     }
 }
 
@@ -110,6 +110,7 @@ impl Walker {
             eos,
             stop_ids: Vec::new(),
             sampling: Arc::new(SamplingParams { seed, ..SamplingParams::default() }),
+            constraint: None,
             target: Target::Routed,
             algorithm: 0,
             routing: None,

@@ -2,6 +2,7 @@
 //! Owner: the executor owns device memory; a step only names pages of it. Invariant: one step at a time, rows are
 //! independent, and the answer for a row does not depend on the other rows.
 
+use crate::constraint::Mask;
 use crate::ids::{RequestId, TokenId};
 use crate::sampling::{SamplingParams, TokenCounts};
 use serde::{Deserialize, Serialize};
@@ -91,6 +92,8 @@ pub struct Draw {
     pub history: Option<Arc<TokenCounts>>,
     /// Tokens that must not be drawn (end-of-text before `min_tokens`).
     pub banned: Arc<[TokenId]>,
+    /// The tokens that may be drawn, if the answer has a form; applied after all else.
+    pub mask: Option<Mask>,
     /// Signals to report.
     pub needs: Needs,
     /// Report log-probabilities of the drawn token and of this many alternatives.
@@ -120,7 +123,7 @@ pub enum RowOutput {
 pub struct Drawn {
     /// The candidate.
     pub token: TokenId,
-    /// Signals of the position that produced it, from raw logits: before temperature, penalties, bias and bans.
+    /// Signals of the position that produced it, from raw logits: before temperature, penalties, bias, bans and mask.
     pub signals: Signals,
     /// Log-probabilities, when asked for.
     pub logprobs: Option<TokenLogprobs>,

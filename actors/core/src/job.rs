@@ -1,6 +1,7 @@
 //! What a user asks for (`Job`) and what comes back (`Event`), in the words of the runtime rather than of HTTP.
 //! Owner: the Client actor of the entry model. Invariant: every accepted job ends in exactly one `Finished` or `Failed`.
 
+use crate::constraint::ConstraintSpec;
 use crate::executor::TokenLogprobs;
 use crate::ids::{ModelIdx, TokenId};
 use crate::sampling::SamplingParams;
@@ -64,6 +65,8 @@ pub struct Job {
     pub sampling: SamplingParams,
     /// When to stop.
     pub stop: StopRules,
+    /// What the answer must be. End-of-text comes when it is complete, and not before.
+    pub constraint: Option<ConstraintSpec>,
     /// Report log-probabilities of each token and of this many alternatives.
     pub logprobs: Option<u8>,
     /// Report log-probabilities of the prompt's tokens too, and of this many alternatives: those of the model where the

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod batching;
+pub mod constraint;
 pub mod execution;
 pub mod executor;
 pub mod ids;

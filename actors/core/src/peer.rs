@@ -82,6 +82,9 @@ pub enum PeerError {
         /// The limit.
         limit: usize,
     },
+    /// The form of the answer cannot be kept here.
+    #[error("the form of its answer: {0}")]
+    Constraint(String),
     /// The algorithm cannot take the message.
     #[error("{0}")]
     Routing(String),

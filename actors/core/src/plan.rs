@@ -149,6 +149,7 @@ mod tests {
             eos: Vec::new(),
             stop_ids: Vec::new(),
             sampling: Arc::new(SamplingParams::default()),
+            constraint: None,
             target: Target::Routed,
             algorithm: 0,
             routing: None,
@@ -157,7 +158,7 @@ mod tests {
         };
         let route = Stay { models: 1 }.start();
         let prompt = (0..tokens).map(|at| id as u32 * 1000 + at).collect();
-        Queued::arrive(Arc::new(spec), prompt, Seat { me: ModelIdx(0), pool, route, now: Time(0) })
+        Queued::arrive(Arc::new(spec), prompt, Seat { me: ModelIdx(0), pool, route, constraint: None, now: Time(0) })
     }
 
     proptest! {

@@ -7,6 +7,7 @@ mod body;
 mod prompt;
 mod spec;
 
+use crate::constraint::Constraint;
 use crate::executor::{Draw, Drawn, Needs, PAGE_TOKENS, Row, TokenLogprobs};
 use crate::ids::{ModelIdx, RequestId, Time, TokenId};
 use crate::job::{Failure, Target, TokenReport};
@@ -77,7 +78,8 @@ impl Queued {
         let mut body = Box::new(Body::new(spec, seat.me, seat.route, seat.pool));
         body.tokens = prompt;
         body.known[seat.me.index()] = body.tokens.len() as u32;
-        body.count_from(0);
+        body.constraint = seat.constraint;
+        body.follow(0);
         Queued { body, since: seat.now }
     }
 
@@ -94,6 +96,7 @@ impl Queued {
     pub fn visit(message: &PeerReq, seat: Seat<'_>) -> Result<Self, PeerError> {
         let spec = message.spec.clone().ok_or(PeerError::NoSpec)?;
         let mut body = Box::new(Body::new(spec, seat.me, seat.route, seat.pool));
+        body.constraint = seat.constraint;
         body.receive(message)?;
         Ok(Queued { body, since: seat.now })
     }
@@ -177,14 +180,16 @@ impl Queued {
         if let Err(short) = self.body.lease.grow(end) {
             return Err((self, short));
         }
-        let body = self.body;
+        let mut body = self.body;
         let draws = end as usize == body.tokens.len() && !body.ahead;
         let needs = if body.spec.entropy { needs.union(Needs { entropy: true, ..Needs::default() }) } else { needs };
         let early = (body.tokens.len() as u32) < body.spec.len_min;
+        let mask = body.constraint.as_mut().filter(|_| draws).map(|constraint| constraint.allowed());
         let draw = draws.then(|| Draw {
             params: Arc::clone(&body.spec.sampling),
             history: body.counts.clone(),
             banned: if early { Arc::clone(&body.banned) } else { Arc::from([]) },
+            mask,
             needs,
             logprobs: body.spec.logprobs,
         });
@@ -209,6 +214,8 @@ pub struct Seat<'a> {
     pub pool: &'a KvPool,
     /// What follows the request here.
     pub route: Box<dyn Route>,
+    /// What keeps its answer in form, at its start.
+    pub constraint: Option<Box<dyn Constraint>>,
     /// Now.
     pub now: Time,
 }

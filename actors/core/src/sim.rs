@@ -157,9 +157,13 @@ impl SimExecutor {
         let said = self.language.next(self.skill, &prefix);
         let signals = self.language.signals(draw.needs, said, self.limits.vocab_width);
         let mut token = said.0;
-        while draw.banned.contains(&token) {
-            token = (token + 1) % self.language.vocab;
-        }
+        let may =
+            |token: TokenId| !draw.banned.contains(&token) && draw.mask.as_ref().is_none_or(|mask| mask.allows(token));
+        let Some(next) = (0..self.language.vocab).map(|on| (token + on) % self.language.vocab).find(|&id| may(id))
+        else {
+            return Ok(RowOutput::Failed("nothing may be said".into()));
+        };
+        token = next;
         let logprobs = draw.logprobs.map(|alternatives| self.language.logprobs(said.0, token, alternatives));
         Ok(RowOutput::Drawn(Drawn { token, signals, logprobs, targets }))
     }

@@ -2,6 +2,7 @@
 //! Owner: the request's Client. Invariant: the concatenated deltas are exactly the text a one-shot decode gives, and
 //! nothing that could still become part of a stop string is handed out.
 
+use crate::constraint::{Constraint, ConstraintSpec};
 use crate::ids::TokenId;
 
 /// How special-token look-alikes in a text are treated.
@@ -53,6 +54,15 @@ pub trait TextCodec: Send + Sync {
 
     /// Whether decoding drops one leading space of a text (SentencePiece's dummy prefix).
     fn strips_leading_space(&self) -> bool;
+
+    /// What keeps an answer in form, at its start; `eos` are the tokens that may end it when it is complete. Takes long
+    /// (up to seconds) when the form is new here.
+    ///
+    /// # Errors
+    /// [`TextError`] when the form is wrong, too large, or this vocabulary knows no forms.
+    fn constraint(&self, _spec: &ConstraintSpec, _eos: &[TokenId]) -> Result<Box<dyn Constraint>, TextError> {
+        Err(TextError("this vocabulary cannot keep answers in a form; leave response_format and tools out".into()))
+    }
 }
 
 /// Turns token bytes into text as they come, never splitting a character.

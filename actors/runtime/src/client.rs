@@ -92,6 +92,11 @@ impl Client {
         let Submit { id, job } = submit;
         let prompt = self.tokenise(&job.prompt)?;
         let spec = Arc::new(self.describe(id, &job, prompt.len())?);
+        let constraint = self
+            .place
+            .server
+            .constraint_for(&spec)
+            .map_err(|error| Refusal::Invalid { field: "response_format", message: error.0 })?;
         self.place.server.bounds.hold_prompt(&self.place.server.prompt_tokens, spec.prompt_len)?;
         self.warn_if_greedy(&job);
         let (sink, events) = mpsc::channel(self.room_for(&spec));
@@ -101,6 +106,7 @@ impl Client {
             me: self.place.me,
             pool: &self.place.pool,
             route: self.place.server.route_for(&spec),
+            constraint,
             now: self.place.clock.now(),
         };
         if self.place.server.batching.prefill_ahead && spec.target == Target::Routed {
@@ -186,6 +192,7 @@ impl Client {
             eos: if job.stop.ignore_eos { Vec::new() } else { server.eos.clone() },
             stop_ids: job.stop.stop_ids.clone(),
             sampling: Arc::new(job.sampling.clone()),
+            constraint: job.constraint.clone().map(Arc::new),
             target: job.target,
             algorithm: server.algorithm.version(),
             routing,

@@ -209,7 +209,9 @@ impl InterModel {
             return Err(PeerError::Crowded { limit: self.visitors_max() });
         }
         let route = self.place.server.route_for(spec);
-        let seat = Seat { me: self.place.me, pool: &self.place.pool, route, now: self.place.clock.now() };
+        let constraint =
+            self.place.server.constraint_for(spec).map_err(|error| PeerError::Constraint(error.to_string()))?;
+        let seat = Seat { me: self.place.me, pool: &self.place.pool, route, constraint, now: self.place.clock.now() };
         let queued = Queued::visit(message, seat)?;
         if message.home != self.place.me {
             self.visitors.insert(message.request, message.home);
@@ -224,7 +226,8 @@ impl InterModel {
             return;
         }
         let route = Box::new(Stay { models: self.ways.len() });
-        let seat = Seat { me: self.place.me, pool: &self.place.pool, route, now: self.place.clock.now() };
+        let (me, pool, now) = (self.place.me, &self.place.pool, self.place.clock.now());
+        let seat = Seat { me, pool, route, constraint: None, now };
         if let Some(queued) = Queued::ahead(Arc::clone(&ahead.spec), &ahead.prompt, seat) {
             self.place.post(&self.place.children.batcher, Enqueue(vec![queued]));
         }

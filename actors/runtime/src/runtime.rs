@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokenrouter_core::batching::{Batching, Policy, PolicySpec};
+use tokenrouter_core::constraint::Constraint;
 use tokenrouter_core::execution::Turns;
 use tokenrouter_core::executor::ExecutorLimits;
 use tokenrouter_core::ids::{ModelIdx, RequestId, TokenId};
@@ -33,7 +34,7 @@ use tokenrouter_core::plan::STEP_TOKENS_MIN;
 use tokenrouter_core::request::RequestSpec;
 use tokenrouter_core::routing::stay::Stay;
 use tokenrouter_core::routing::{Algorithm, Route};
-use tokenrouter_core::text::TextCodec;
+use tokenrouter_core::text::{TextCodec, TextError};
 use tokenrouter_core::theory::table::Table;
 use tokio::sync::mpsc;
 
@@ -158,6 +159,14 @@ impl Server {
             Target::Routed => own.map_or_else(|| algorithm.start(), |own| own.start()),
             Target::Only(_) => Box::new(Stay { models: self.models.len() }),
         }
+    }
+
+    /// What keeps the answer of a request in form, at its start.
+    ///
+    /// # Errors
+    /// What is wrong with the form.
+    pub fn constraint_for(&self, spec: &RequestSpec) -> Result<Option<Box<dyn Constraint>>, TextError> {
+        spec.constraint.as_deref().map(|form| self.codec.constraint(form, &spec.eos)).transpose()
     }
 
     /// A batching policy value for one Batcher. The settings were checked at the start.

@@ -169,6 +169,7 @@ async fn submit(runtime: &Runtime, seed: u64, (prompt, tokens): (u32, u32)) -> R
         sampling: SamplingParams { seed, ..SamplingParams::default() },
         stop: StopRules { max_tokens: Some(tokens), ..StopRules::default() },
         logprobs: None,
+        constraint: None,
         prompt_logprobs: None,
         entropy: false,
     };

@@ -137,6 +137,7 @@ impl Talking<'_> {
             sampling: generation.sampling(self.served.defaults),
             stop,
             logprobs: None,
+            constraint: None,
             prompt_logprobs: None,
             entropy: false,
         };

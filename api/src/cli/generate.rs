@@ -62,6 +62,7 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
             ..StopRules::default()
         },
         logprobs: None,
+        constraint: None,
         prompt_logprobs: None,
         entropy: args.json,
     };

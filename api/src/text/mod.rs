@@ -7,6 +7,7 @@
 mod bytes;
 mod description;
 mod gguf_vocab;
+mod grammar;
 mod guard;
 mod pre_tokenizers;
 mod python;

@@ -5,9 +5,12 @@
 
 use super::bytes::Spelling;
 use super::description::{self, Adjusted, Kind, Row};
+use super::grammar::Grammars;
 use super::guard::{ControlGuard, MARK};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use tokenrouter_core::constraint::{Constraint, ConstraintSpec};
 use tokenrouter_core::ids::TokenId;
 use tokenrouter_core::text::{SpecialTokens, TextCodec, TextError};
 use tokenrouter_gpu::weights::{TokenDigest, TokenTable};
@@ -24,6 +27,8 @@ pub struct Tokenizer {
     strips_leading_space: bool,
     /// Bytes that no token stands for, ascending; a text with one of them cannot be encoded.
     unspeakable: Vec<u8>,
+    /// Made when the first answer is to have a form.
+    grammars: OnceLock<Result<Grammars, String>>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -56,6 +61,7 @@ impl Tokenizer {
             tokens,
             strips_leading_space,
             unspeakable: description::unspeakable(&rows, spelling),
+            grammars: OnceLock::new(),
         })
     }
 
@@ -126,6 +132,11 @@ impl TextCodec for Tokenizer {
 
     fn strips_leading_space(&self) -> bool {
         self.strips_leading_space
+    }
+
+    fn constraint(&self, spec: &ConstraintSpec, eos: &[TokenId]) -> Result<Box<dyn Constraint>, TextError> {
+        let grammars = self.grammars.get_or_init(|| Grammars::new(self)).as_ref();
+        grammars.map_err(String::clone).and_then(|grammars| grammars.begin(spec, eos)).map_err(TextError)
     }
 }
 

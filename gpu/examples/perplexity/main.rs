@@ -59,8 +59,14 @@ fn main() -> Result<(), Failure> {
 
 /// Mean of `-ln p` over the second half of each window.
 fn mean_losses(runner: &mut Runner<Cpu>, windows: &[Vec<TokenId>], pages: u32) -> Result<Vec<f64>, Failure> {
-    let draw =
-        Draw { params: Arc::default(), history: None, banned: Arc::from([]), needs: Needs::default(), logprobs: None };
+    let draw = Draw {
+        params: Arc::default(),
+        history: None,
+        banned: Arc::from([]),
+        mask: None,
+        needs: Needs::default(),
+        logprobs: None,
+    };
     let row = |window: usize, from: usize, to: usize| Row {
         request: RequestId(window as u64),
         start: from as u32,

@@ -353,6 +353,7 @@ mod tests {
                 params: Arc::default(),
                 history: None,
                 banned: Arc::from([]),
+                mask: None,
                 needs: Needs { top_k: 4, entropy: true, ..Needs::default() },
                 logprobs: None,
             };

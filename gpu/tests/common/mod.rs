@@ -311,7 +311,14 @@ pub fn greedy() -> Draw {
 
 /// A draw with these parameters that asks for nothing else.
 pub fn draw_with(params: SamplingParams) -> Draw {
-    Draw { params: Arc::new(params), history: None, banned: Arc::from([]), needs: Needs::default(), logprobs: None }
+    Draw {
+        params: Arc::new(params),
+        history: None,
+        banned: Arc::from([]),
+        mask: None,
+        needs: Needs::default(),
+        logprobs: None,
+    }
 }
 
 /// A row of a request whose page table is `pages`.

@@ -81,6 +81,7 @@ impl Walker {
             params: Arc::default(),
             history: None,
             banned: Arc::from([]),
+            mask: None,
             needs: Needs { entropy: true, ..Needs::default() },
             logprobs: Some(0),
         };

@@ -193,6 +193,7 @@ fn job(script: &Script, request: &Request) -> Job {
         sampling: SamplingParams { seed: request.seed, ..SamplingParams::default() },
         stop: StopRules { max_tokens: Some(request.max), ..StopRules::default() },
         logprobs: None,
+        constraint: None,
         prompt_logprobs: None,
         entropy: false,
     }

@@ -4,6 +4,7 @@
 use super::prompt::PromptLogprobs;
 use super::spec::{Committed, RequestSpec};
 use super::{BARREN_HOPS_MAX, Finished};
+use crate::constraint::Constraint;
 use crate::executor::{Drawn, TokenLogprobs};
 use crate::ids::{ModelIdx, TokenId};
 use crate::job::FinishReason;
@@ -29,6 +30,8 @@ pub(super) struct Body {
     pub(super) route: Box<dyn Route>,
     pub(super) counts: Option<Arc<TokenCounts>>,
     pub(super) banned: Arc<[TokenId]>,
+    /// Has seen exactly the committed output.
+    pub(super) constraint: Option<Box<dyn Constraint>>,
     /// Present until the log-probabilities of the prompt that were asked for are complete.
     pub(super) prompt: Option<PromptLogprobs>,
     pub(super) hops: u32,
@@ -50,6 +53,7 @@ impl Body {
             route,
             counts: None,
             banned,
+            constraint: None,
             prompt: None,
             hops: 0,
             barren: 0,
@@ -72,15 +76,19 @@ impl Body {
             self.cached = message.cached;
         }
         self.barren = message.barren;
-        self.count_from(before);
+        self.follow(before);
         Ok(())
     }
 
-    pub(super) fn count_from(&mut self, before: usize) {
+    /// Tells what follows the output of the tokens from this place on.
+    pub(super) fn follow(&mut self, before: usize) {
+        let prompt_len = self.spec.prompt_len as usize;
+        if let Some(constraint) = &mut self.constraint {
+            self.tokens.iter().skip(before.max(prompt_len)).for_each(|&token| constraint.commit(token));
+        }
         if !self.spec.sampling.reads_history() {
             return;
         }
-        let prompt_len = self.spec.prompt_len as usize;
         match &mut self.counts {
             Some(counts) => {
                 let counts = Arc::make_mut(counts);
@@ -93,7 +101,7 @@ impl Body {
     fn commit(&mut self, token: TokenId) {
         self.tokens.push(token);
         self.known[self.me.index()] = self.tokens.len() as u32;
-        self.count_from(self.tokens.len() - 1);
+        self.follow(self.tokens.len() - 1);
         self.barren = 0;
     }
 

@@ -1,6 +1,7 @@
 //! What is fixed about a request, and what it commits. Owner: every state of the request reads it. Invariant: the same at
 //! every model, so that any of them can tell the end of a request.
 
+use crate::constraint::ConstraintSpec;
 use crate::executor::TokenLogprobs;
 use crate::ids::{ModelIdx, RequestId, TokenId};
 use crate::job::{FinishReason, Target};
@@ -29,6 +30,8 @@ pub struct RequestSpec {
     pub stop_ids: Vec<TokenId>,
     /// How tokens are drawn.
     pub sampling: Arc<SamplingParams>,
+    /// What the answer must be.
+    pub constraint: Option<Arc<ConstraintSpec>>,
     /// Who generates.
     pub target: Target,
     /// The version of the routing algorithm that this request follows; known in the process of its home.

@@ -248,6 +248,7 @@ fn job(load: Load) -> Job {
         sampling: SamplingParams::default(),
         stop: StopRules { max_tokens: Some(load.tokens as u32), ignore_eos: true, ..StopRules::default() },
         logprobs: None,
+        constraint: None,
         prompt_logprobs: None,
         entropy: false,
     }

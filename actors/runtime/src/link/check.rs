@@ -3,6 +3,7 @@
 
 use super::wire::Parcel;
 use crate::runtime::Server;
+use tokenrouter_core::constraint::CONSTRAINT_BYTES_MAX;
 use tokenrouter_core::ids::{ModelIdx, RequestId};
 use tokenrouter_core::peer::{Ahead, PeerFrame, PeerReq};
 use tokenrouter_core::request::RequestSpec;
@@ -84,6 +85,12 @@ impl Bounds {
         if spec.id != request || spec.home != home || usize::from(spec.models) != self.models {
             return Some(format!("its request {request} is described as {} of {}", spec.id, spec.home));
         }
+        let form_bytes = spec.constraint.as_ref().map_or(0, |form| form.text().len());
+        if form_bytes > CONSTRAINT_BYTES_MAX {
+            return Some(format!(
+                "the form of its answer has {form_bytes} bytes; at most {CONSTRAINT_BYTES_MAX} are allowed"
+            ));
+        }
         (spec.len_max > self.context_len || spec.prompt_len > spec.len_max)
             .then(|| format!("its request wants {} tokens; the context holds {}", spec.len_max, self.context_len))
     }
@@ -120,6 +127,7 @@ mod tests {
             eos: vec![1],
             stop_ids: Vec::new(),
             sampling: Arc::new(SamplingParams::default()),
+            constraint: None,
             target: Target::Routed,
             algorithm: 0,
             routing: None,

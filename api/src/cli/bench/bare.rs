@@ -121,6 +121,7 @@ impl Sequence {
             params: Arc::new(job.sampling.clone()),
             history: None,
             banned: Arc::from(eos),
+            mask: None,
             needs,
             logprobs: None,
         };

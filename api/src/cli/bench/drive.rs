@@ -179,6 +179,7 @@ impl Work<'_> {
             },
             stop: StopRules { max_tokens: Some(output), min_tokens: output, ..StopRules::default() },
             logprobs: None,
+            constraint: None,
             prompt_logprobs: None,
             entropy: false,
         }

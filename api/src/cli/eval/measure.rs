@@ -113,6 +113,7 @@ impl Settings {
             sampling: generation.sampling(served.defaults),
             stop: StopRules { max_tokens: Some(self.max_tokens), ..StopRules::default() },
             logprobs: None,
+            constraint: None,
             prompt_logprobs: None,
             entropy: false,
         }

@@ -57,6 +57,7 @@ impl Driver {
             params: Arc::new(SamplingParams::default()),
             history: None,
             banned: Arc::from([]),
+            mask: None,
             needs,
             logprobs: None,
         };

@@ -99,6 +99,7 @@ fn jobs(loaded: &Loaded, trial: Trial<'_>) -> Result<Vec<Job>, CliError> {
             sampling: tokenrouter_core::sampling::SamplingParams { seed, ..Default::default() },
             stop: StopRules { max_tokens: Some(trial.tokens), ignore_eos: true, ..StopRules::default() },
             logprobs: None,
+            constraint: None,
             prompt_logprobs: None,
             entropy: false,
         }

@@ -131,6 +131,7 @@ fn jobs(loaded: &Loaded, args: &Args, questions: &[String]) -> Result<Vec<Job>, 
             sampling: generation.sampling(served.defaults),
             stop: StopRules { max_tokens: Some(args.max_tokens), ignore_eos: args.ignore_eos, ..StopRules::default() },
             logprobs: None,
+            constraint: None,
             prompt_logprobs: None,
             entropy: false,
         })

@@ -118,6 +118,7 @@ impl Subject {
             params: Arc::new(sampling.clone()),
             history: None,
             banned: Arc::from([]),
+            mask: None,
             needs: loaded.algorithm.needs(ModelIdx(index as u8)),
             logprobs: None,
         };

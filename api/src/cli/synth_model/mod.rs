@@ -119,8 +119,14 @@ fn try_out(context: &Context, path: &Path) -> Result<(), CliError> {
     let options = LoadOptions { kv: KvMemory::Pages(1), ..LoadOptions::default() };
     let model = load::load(path, &options, &mut |_| ()).map_err(|error| broken(&error))?;
     let mut runner = model.executor().map_err(|error| broken(&error))?;
-    let draw =
-        Draw { params: Arc::default(), history: None, banned: Arc::from([]), needs: Needs::default(), logprobs: None };
+    let draw = Draw {
+        params: Arc::default(),
+        history: None,
+        banned: Arc::from([]),
+        mask: None,
+        needs: Needs::default(),
+        logprobs: None,
+    };
     let row = Row {
         request: RequestId(0),
         start: 0,

@@ -125,6 +125,7 @@ impl Generation {
             },
             stop: self.stop.clone(),
             logprobs: place.logprobs,
+            constraint: None,
             prompt_logprobs: None,
             entropy: false,
         }

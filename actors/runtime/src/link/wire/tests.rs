@@ -6,6 +6,7 @@ use proptest::option;
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
+use tokenrouter_core::constraint::ConstraintSpec;
 use tokenrouter_core::executor::TokenLogprobs;
 use tokenrouter_core::ids::RequestId;
 use tokenrouter_core::job::{Failure, FinishReason, Overdue, Target};
@@ -67,20 +68,25 @@ prop_compose! {
     }
 }
 
+fn form((json, text): (bool, String)) -> Arc<ConstraintSpec> {
+    Arc::new(if json { ConstraintSpec::Json(text) } else { ConstraintSpec::Lark(text) })
+}
+
 prop_compose! {
     fn spec()(
         (id, home, models) in (id(), model(), any::<u8>()),
         (prompt_len, len_max, len_min) in any::<(u32, u32, u32)>(),
         (eos, stop_ids) in (vec(any::<u32>(), 0..4), vec(any::<u32>(), 0..4)),
         sampling in sampling(),
+        constraint in prop::option::of((any::<bool>(), ".{0,30}").prop_map(form)),
         target in prop_oneof![Just(Target::Routed), model().prop_map(Target::Only)],
         routing in prop::option::of(".{0,20}"),
         (logprobs, entropy, algorithm) in any::<(Option<u8>, bool, u32)>(),
     ) -> RequestSpec {
         let sampling = Arc::new(sampling);
         RequestSpec {
-            id, home, models, prompt_len, len_max, len_min, eos, stop_ids, sampling, target, algorithm, routing, logprobs,
-            entropy,
+            id, home, models, prompt_len, len_max, len_min, eos, stop_ids, sampling, constraint, target, algorithm, routing,
+            logprobs, entropy,
         }
     }
 }

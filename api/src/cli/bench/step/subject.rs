@@ -175,9 +175,14 @@ impl Subject {
         };
         let draw = match drawing {
             Drawing::None => None,
-            Drawing::Greedy(needs) => {
-                Some(Draw { params: Arc::default(), history: None, banned: Arc::from([]), needs, logprobs: None })
-            }
+            Drawing::Greedy(needs) => Some(Draw {
+                params: Arc::default(),
+                history: None,
+                banned: Arc::from([]),
+                mask: None,
+                needs,
+                logprobs: None,
+            }),
         };
         Row {
             request: RequestId(u64::from(sequence)),

@@ -18,7 +18,7 @@ mod tls;
 
 pub use environment::Environment;
 pub use http::{app, served};
-pub use keys::keys;
+pub use keys::{keys, reload_keys};
 pub use load::Loaded;
 pub use plan::{Plan, PlannedModel, algorithm};
 pub use reload::Reloader;

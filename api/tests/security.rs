@@ -84,6 +84,38 @@ fn the_admin_key_guards_the_reload() {
 }
 
 #[test]
+fn keys_are_read_again_on_a_signal_and_stay_when_their_file_is_wrong() {
+    let folder = Folder::new();
+    folder.write("keys", "first-key-of-two\n");
+    folder.write("admin", "the-admin-key\n");
+    let config = launch(&folder, "api_keys_file = \"keys\"\nadmin_key_file = \"admin\"");
+    let serving = Serving::start(program(&folder, &["--config", &config]));
+    let all = |expected: [u16; 3]| {
+        for (key, expected) in ["first-key-of-two", "second-key-of-two", "the-admin-key"].into_iter().zip(expected) {
+            assert_eq!(status(&serving, "/v1/models", Some(key)), expected, "{key}");
+        }
+    };
+    all([200, 401, 200]);
+    folder.write("keys", "second-key-of-two\n");
+    all([200, 401, 200]);
+    serving.signal("HUP");
+    serving.logged("clients need the keys as they are now");
+    all([401, 200, 200]);
+    for (text, says) in [("brief\n", "line 1 is no key"), ("# none\n", "holds no key"), ("", "holds no key")] {
+        folder.write("keys", text);
+        serving.signal("HUP");
+        let said = serving.logged("the keys are as before");
+        assert!(said.contains("/keys: ") && said.contains(says) && !said.contains("brief"), "{said}");
+        all([401, 200, 200]);
+    }
+    std::fs::remove_file(folder.path.join("keys")).expect("removed");
+    serving.signal("HUP");
+    assert!(serving.logged("the keys are as before").contains("cannot be read"));
+    all([401, 200, 200]);
+    assert_eq!(serving.stop(), 0);
+}
+
+#[test]
 fn other_machines_are_let_in_only_with_keys_or_on_demand() {
     let folder = Folder::new();
     folder.write("keys", KEYS);

@@ -73,12 +73,66 @@ async fn without_a_key_nothing_but_health_answers() {
     server.stop();
 }
 
+/// On connections that are open, too; who is being answered is answered.
+#[actix_rt::test]
+async fn keys_are_replaced_while_clients_ask() {
+    let keys = Keys::new([FIRST], Some(ADMIN));
+    let server = Server::start(Setup { keys: keys.clone(), ..Setup::default() });
+    let list = |key: &str| format!("GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\n\r\n").into_bytes();
+    let mut kept = Connection::open(server.address);
+    kept.send(&list(FIRST));
+    assert_eq!(kept.answer().status, 200);
+    server.hold(0);
+    let body = json!({"model": "pair", "prompt": [1, 2, 3], "max_tokens": 5, "stream": true}).to_string();
+    let head = format!("POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-api-key: {FIRST}\r\n");
+    let mut running = Connection::open(server.address);
+    running.send(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes());
+    server.until("it runs", |snapshot| snapshot.live == 1).await;
+    keys.replace(&Keys::new([SECOND], Some(ADMIN)));
+    for (key, status) in [(FIRST, 401), (SECOND, 200), (ADMIN, 200)] {
+        kept.send(&list(key));
+        assert_eq!(kept.answer().status, status, "{key} on a connection that was open");
+        assert_eq!(ask(&server, ("GET", "/v1/models", ""), &format!("x-api-key: {key}\r\n")).status, status, "{key}");
+    }
+    server.release(0);
+    assert_eq!(running.answer().said().finish, "length", "what was let in is answered");
+    server.stop();
+}
+
 #[actix_rt::test]
 async fn without_keys_everybody_may_ask() {
     let server = Server::start(Setup::default());
     for (method, path, body) in &routes() {
         let answer = ask(&server, (method, path, body), "authorization: Bearer anything\r\n");
         assert_eq!(answer.status, 200, "{method} {path}: {}", answer.text);
+    }
+    server.stop();
+}
+
+/// The limits on heads are the HTTP library's: 96 headers and 128 KiB; beyond them the connection ends.
+#[actix_rt::test]
+async fn heads_are_bounded() {
+    const HEAD_BYTES_MAX: usize = 128 << 10;
+    let server = Server::start(Setup::default());
+    let head = |headers: usize, bytes: usize| {
+        let lines: String = (2..headers).map(|number| format!("h{number}: x\r\n")).collect();
+        let mut head = format!("GET /health HTTP/1.1\r\nhost: x\r\n{lines}long: ");
+        head.push_str(&"x".repeat(bytes.saturating_sub(head.len() + 4)));
+        head + "\r\n\r\n"
+    };
+    for (what, head, status) in [
+        ("96 headers", head(96, 0), 200),
+        ("97 headers", head(97, 0), 431),
+        ("almost 128 KiB", head(3, HEAD_BYTES_MAX - 1), 200),
+        // Without its end, so that all of it is read before it is refused.
+        ("128 KiB and no end", head(3, HEAD_BYTES_MAX + 4)[..HEAD_BYTES_MAX].to_owned(), 431),
+    ] {
+        let mut connection = Connection::open(server.address);
+        connection.send(head.as_bytes());
+        assert_eq!(connection.answer().status, status, "{what}");
+        if status == 431 {
+            connection.expect_closed();
+        }
     }
     server.stop();
 }

@@ -1,7 +1,7 @@
 //! `tokenrouter serve`: the OpenAI API until a signal says stop. Owner: the process. Invariant: on the first signal no new
 //! request is taken and running ones may end within `drain_ms`; on the second everything ends at once. Whatever clients do
-//! with their connections, the process ends within a second after that. SIGHUP reads the routing algorithm and the
-//! certificate again. Other machines are let in only with API keys, or when the user says that everybody may ask.
+//! with their connections, the process ends within a second after that. SIGHUP reads the routing algorithm, the keys and
+//! the certificate again. Other machines are let in only with API keys, or when the user says that everybody may ask.
 
 use super::logs::{self, Talk};
 use super::{CliError, Context};
@@ -88,8 +88,15 @@ impl Door {
         })
     }
 
-    /// Reads the certificate again and says in the log what came of it.
-    fn reload(&self) {
+    /// Reads keys and certificate again and says in the log what came of it.
+    fn reload(&self, file: &LaunchFile, environment: &launch::Environment) {
+        match launch::reload_keys(file, environment, &self.keys) {
+            Ok(()) if self.keys.guard_api() || self.keys.guard_admin() => {
+                tracing::info!("reloaded: clients need the keys as they are now");
+            }
+            Ok(()) => {}
+            Err(error) => tracing::error!(%error, "not reloaded: the keys are as before"),
+        }
         match self.certificate.as_ref().map(|certificate| certificate.reload()) {
             Some(Ok(())) => tracing::info!("reloaded: new connections get the certificate as it is now"),
             Some(Err(error)) => tracing::error!(%error, "not reloaded: the certificate is as before"),
@@ -135,9 +142,10 @@ async fn serve(
             _ = terminate.recv() => break,
             _ = hangup.recv() => {
                 let (reloader, door) = (Arc::clone(&reloader), Arc::clone(&door));
+                let (file, environment) = (loaded.file.clone(), context.environment.clone());
                 // What came of it is in the log.
                 tokio::task::spawn_blocking(move || {
-                    door.reload();
+                    door.reload(&file, &environment);
                     reload(&reloader).is_ok()
                 });
             }

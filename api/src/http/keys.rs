@@ -1,5 +1,6 @@
-//! Who may ask: API keys and the admin key. Owner: the `App`. Invariant: only digests of keys are kept, all of them are
-//! compared whatever the first ones say, and without a right key nothing but `/health` and `/ready` answers.
+//! Who may ask: API keys and the admin key. Owner: the `App`; the serve command replaces them. Invariant: only digests of
+//! keys are kept, all of them are compared whatever the first ones say, and without a right key nothing but `/health` and
+//! `/ready` answers.
 
 use super::App;
 use super::errors::ApiError;
@@ -10,6 +11,7 @@ use actix_web::middleware::Next;
 use actix_web::{HttpRequest, ResponseError, web};
 use ring::digest::{SHA256, digest};
 use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
 use subtle::{Choice, ConstantTimeEq};
 
 /// Answer without a key, so that whoever watches the server needs none.
@@ -19,16 +21,20 @@ const DIGEST_BYTES: usize = 32;
 
 type Digest = [u8; DIGEST_BYTES];
 
-/// The keys of a server; none by default.
+/// The keys of a server; none by default. Clones are the same keys: what replaces one replaces all.
 #[derive(Clone, Default)]
-pub struct Keys {
+pub struct Keys(Arc<RwLock<Arc<Digests>>>);
+
+#[derive(Default)]
+struct Digests {
     api: Vec<Digest>,
     admin: Option<Digest>,
 }
 
 impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Keys({} for the API, admin: {})", self.api.len(), self.admin.is_some())
+        let keys = self.now();
+        write!(f, "Keys({} for the API, admin: {})", keys.api.len(), keys.admin.is_some())
     }
 }
 
@@ -43,19 +49,35 @@ enum Opens {
 impl Keys {
     /// These keys for the API, and one for `/admin`, which opens the API too.
     pub fn new<'a>(api: impl IntoIterator<Item = &'a str>, admin: Option<&str>) -> Keys {
-        Keys { api: api.into_iter().map(hash).collect(), admin: admin.map(hash) }
+        let digests = Digests { api: api.into_iter().map(hash).collect(), admin: admin.map(hash) };
+        Keys(Arc::new(RwLock::new(Arc::new(digests))))
+    }
+
+    fn now(&self) -> Arc<Digests> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From the next request on these keys count, and no others.
+    pub fn replace(&self, keys: &Keys) {
+        let new = keys.now();
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
 
     /// Whether the API asks for a key.
     pub fn guard_api(&self) -> bool {
-        !self.api.is_empty()
+        !self.now().api.is_empty()
+    }
+
+    /// Whether there is an admin key.
+    pub fn guard_admin(&self) -> bool {
+        self.now().admin.is_some()
     }
 
     fn opens(&self, presented: &str) -> Opens {
-        let presented = hash(presented);
+        let (keys, presented) = (self.now(), hash(presented));
         let same = |key: &Digest| key.ct_eq(&presented);
-        let api = self.api.iter().map(same).fold(Choice::from(0), |found, same| found | same);
-        let admin = self.admin.as_ref().map_or(Choice::from(0), same);
+        let api = keys.api.iter().map(same).fold(Choice::from(0), |found, same| found | same);
+        let admin = keys.admin.as_ref().map_or(Choice::from(0), same);
         match (bool::from(admin), bool::from(api)) {
             (true, _) => Opens::Everything,
             (false, true) => Opens::Api,
@@ -80,7 +102,7 @@ impl Keys {
     /// # Errors
     /// 401 without a key, 403 with one that is not enough, 403 for clients of other machines.
     pub fn administer(&self, request: &HttpRequest) -> Result<(), ApiError> {
-        if self.admin.is_none() {
+        if !self.guard_admin() {
             let here = request.peer_addr().is_some_and(|peer| peer.ip().to_canonical().is_loopback());
             let refused = "only clients on the server's machine may do this, or clients with its admin key";
             return if here { Ok(()) } else { Err(ApiError::forbidden(refused)) };

@@ -1,5 +1,6 @@
-//! The keys a server asks for: read from the files of the launch file and from the environment. Owner: the serve command.
-//! Invariant: no error, log line or printed launch file says a key; only digests of keys outlive the reading.
+//! The keys a server asks for: read from the files of the launch file and from the environment, at the start and again
+//! while it runs. Owner: the serve command. Invariant: no error, log line or printed launch file says a key; only digests
+//! of keys outlive the reading; a server that asked for keys never stops asking because of a file.
 
 use super::{Environment, LaunchError};
 use crate::http::keys::Keys;
@@ -33,6 +34,23 @@ pub fn keys(file: &LaunchFile, environment: &Environment) -> Result<Keys, Launch
         (None, None) => None,
     };
     Ok(Keys::new(api.iter().map(String::as_str), admin.as_deref()))
+}
+
+/// Reads the files of the keys again, and lets those of a running server follow.
+///
+/// # Errors
+/// As [`keys`], and files that would let everybody in where a key was asked for; the keys are as before then.
+pub fn reload_keys(file: &LaunchFile, environment: &Environment, running: &Keys) -> Result<(), LaunchError> {
+    let new = keys(file, environment)?;
+    let gone = |what: &str| LaunchError::Option(format!("{what}, but there was one before; start the server again"));
+    if running.guard_api() && !new.guard_api() {
+        return Err(gone("no API key is left"));
+    }
+    if running.guard_admin() && !new.guard_admin() {
+        return Err(gone("no admin key is left"));
+    }
+    running.replace(&new);
+    Ok(())
 }
 
 /// The only one of some keys; how many there are if there are more.

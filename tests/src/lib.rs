@@ -7,4 +7,5 @@ pub mod http_server;
 pub mod processes;
 pub mod raw_client;
 pub mod scripted;
+pub mod soak;
 pub mod world;

@@ -25,10 +25,10 @@ use tokenrouter_core::batching::{Batching, PolicySpec};
 use tokenrouter_core::executor::{
     Executor, ExecutorError, ExecutorLimits, Row, RowOutput, Step, StepOutput, TokenLogprobs,
 };
+use tokenrouter_core::faults::{FaultPlan, Faulty, LinkFaults, Stall};
 use tokenrouter_core::ids::{ModelIdx, RequestId, TokenId};
 use tokenrouter_core::job::{Prompt, Target};
 use tokenrouter_core::routing::{self, Algorithm};
-use tokenrouter_core::faults::FaultPlan;
 use tokenrouter_core::sim::{Language, SimExecutor, Skill};
 use tokenrouter_core::text::{SpecialTokens, TextCodec};
 
@@ -59,6 +59,10 @@ pub struct Setup {
     pub limits: ExecutorLimits,
     /// Requests accepted at once.
     pub live_max: u32,
+    /// What goes wrong with the steps of each model; a stuck one goes on when it is [freed](Server::free).
+    pub faults: [FaultPlan; 2],
+    /// What goes wrong with messages between the models.
+    pub link_faults: Vec<LinkFaults>,
 }
 
 impl Setup {
@@ -94,6 +98,8 @@ impl Default for Setup {
             voice: None,
             limits: LIMITS,
             live_max: 64,
+            faults: Default::default(),
+            link_faults: Vec::new(),
         }
     }
 }
@@ -106,6 +112,8 @@ struct Gate(Arc<Door>);
 struct Door {
     shut: Mutex<bool>,
     moved: Condvar,
+    /// Steps that are stuck on order may go on.
+    freed: Mutex<bool>,
     /// Requests of each step so far.
     steps: Mutex<Vec<Vec<RequestId>>>,
 }
@@ -114,6 +122,25 @@ impl Gate {
     fn set(&self, shut: bool) {
         *self.0.shut.lock().expect("no panic holds it") = shut;
         self.0.moved.notify_all();
+    }
+
+    fn free(&self) {
+        *self.0.freed.lock().expect("no panic holds it") = true;
+        self.0.moved.notify_all();
+    }
+
+    /// A fault holds a step up.
+    fn stall(&self, stall: Stall) {
+        let mut freed = self.0.freed.lock().expect("no panic holds it");
+        let begin = Instant::now();
+        while !*freed {
+            let rest = match stall {
+                Stall::For(time) if begin.elapsed() >= time => return,
+                Stall::For(time) => time - begin.elapsed(),
+                Stall::Held => Duration::from_secs(1),
+            };
+            freed = self.0.moved.wait_timeout(freed, rest).expect("no panic holds it").0;
+        }
     }
 
     /// Takes `least` time, and longer while the door is shut.
@@ -195,7 +222,7 @@ impl Server {
     /// Starts a server over the models of a launch file, as `tokenrouter serve` does.
     pub fn launch(file: PathBuf) -> Server {
         Server::over(Vec::new(), move || {
-            let (environment, progress) = (Environment::read(), Progress::hidden());
+            let (environment, progress) = (Environment { faults: true, ..Environment::read() }, Progress::hidden());
             let file =
                 launch::read(Some(&file), &Overrides::default(), &environment).expect("the launch file is right");
             let plan = launch::prepare(file, &environment, &progress).expect("the models are there");
@@ -239,6 +266,11 @@ impl Server {
     /// Lets it go on.
     pub fn release(&self, model: usize) {
         self.gates[model].set(false);
+    }
+
+    /// Lets the steps of a model go on that are stuck on order.
+    pub fn free(&self, model: usize) {
+        self.gates[model].free();
     }
 
     /// Requests of each step of a model so far.
@@ -291,6 +323,7 @@ impl Server {
     /// Ends the server.
     pub fn stop(self) {
         self.gates.iter().for_each(|gate| gate.set(false));
+        self.gates.iter().for_each(Gate::free);
         self.stop.send(()).expect("the server runs");
         self.thread.join().expect("the server ends without a panic");
     }
@@ -302,8 +335,9 @@ fn simulated(limits: ExecutorLimits, skill: Skill) -> SimExecutor {
 
 fn spec(setup: &Setup, gates: &[Gate]) -> RuntimeSpec {
     let models = ["small", "large"].into_iter().zip([Skill::Small, Skill::Large]).zip(gates);
-    let models = models.map(|((name, skill), gate)| {
-        let (gate, step, limits, voice) = (gate.clone(), setup.step, setup.limits(), setup.voice);
+    let models = models.zip(&setup.faults).map(|(((name, skill), gate), faults)| {
+        let (gate, faults, step, limits, voice) =
+            (gate.clone(), faults.clone(), setup.step, setup.limits(), setup.voice);
         let device = move || -> Box<dyn Executor> {
             match voice {
                 Some(voice) => Box::new(Scripted::new(limits, voice)),
@@ -315,7 +349,8 @@ fn spec(setup: &Setup, gates: &[Gate]) -> RuntimeSpec {
             limits,
             eos: setup.eos(),
             site: Site::Here(Seat::Thread(Arc::new(move || {
-                Ok(Box::new(Gated { inner: device(), gate: gate.clone(), step }))
+                let (model, stall) = (Gated { inner: device(), gate: gate.clone(), step }, gate.clone());
+                Ok(Box::new(Faulty::new(model, faults.clone(), Arc::new(move |time| stall.stall(time)))))
             }))),
         }
     });
@@ -331,7 +366,7 @@ fn spec(setup: &Setup, gates: &[Gate]) -> RuntimeSpec {
         live_max: setup.live_max,
         bounds: setup.bounds,
         placement: Placement::OwnArbiter,
-        process: Process::alone(),
+        process: Process { faults: setup.link_faults.clone(), ..Process::alone() },
     }
 }
 

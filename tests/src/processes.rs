@@ -12,12 +12,12 @@ use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{ModelSpec, Placement, Reply, Runtime, RuntimeSpec};
 use tokenrouter_core::batching::{Batching, PolicySpec};
 use tokenrouter_core::executor::{Executor, ExecutorError, ExecutorLimits, Step, StepOutput};
+use tokenrouter_core::faults::FaultPlan;
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::{Event, Failure, FinishReason, Job, Prompt, StopRules, Target};
 use tokenrouter_core::rng::mix;
 use tokenrouter_core::routing::{self, Algorithm};
 use tokenrouter_core::sampling::SamplingParams;
-use tokenrouter_core::faults::FaultPlan;
 use tokenrouter_core::sim::{Language, SimExecutor, Skill};
 
 const VOCAB: u32 = 200;

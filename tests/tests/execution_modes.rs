@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokenrouter_core::batching::PolicySpec;
 use tokenrouter_core::execution::Execution;
 use tokenrouter_core::executor::{Needs, Step};
+use tokenrouter_core::faults::Fault;
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::routing::{Algorithm, Decision, Prior, Route, StepView};
-use tokenrouter_core::faults::Fault;
 use tokenrouter_tests::world::{Play, Script, algorithm, assert_idle, assert_text, parse, play, play_with, watch};
 
 const MODES: [Execution; 4] = [Execution::Async, Execution::ModelSync, Execution::StepSync, Execution::StdServing];

@@ -6,6 +6,7 @@
 use proptest::prelude::*;
 use std::sync::Arc;
 use tokenrouter_core::executor::{Drawn, Executor, ExecutorLimits, Needs, PAGE_TOKENS, RowOutput, Step};
+use tokenrouter_core::faults::FaultPlan;
 use tokenrouter_core::ids::{ModelIdx, RequestId, Time};
 use tokenrouter_core::job::{Target, TokenReport};
 use tokenrouter_core::kv::KvPool;
@@ -14,7 +15,6 @@ use tokenrouter_core::request::{Pending, Queued, RequestSpec, Running, Seat, Set
 use tokenrouter_core::rng::mix;
 use tokenrouter_core::routing::{Algorithm, Decision, Prior, Route, StepView};
 use tokenrouter_core::sampling::SamplingParams;
-use tokenrouter_core::faults::FaultPlan;
 use tokenrouter_core::sim::{Language, SimExecutor, Skill};
 use tokenrouter_tests::world::reference::{Told, tell};
 

@@ -3,9 +3,10 @@
 
 use proptest::prelude::*;
 use std::fmt::Write;
-use tokenrouter_core::ids::ModelIdx;
-use tokenrouter_core::routing::{Algorithm, Decision, Prior, Route, StepView};
 use tokenrouter_core::faults::{Fault, LinkFault};
+use tokenrouter_core::ids::ModelIdx;
+use tokenrouter_core::kv::LOSSES_FREE;
+use tokenrouter_core::routing::{Algorithm, Decision, Prior, Route, StepView};
 use tokenrouter_tests::world::{Script, algorithm, assert_idle, assert_text, parse, play, play_with};
 
 const FAULTS: [&str; 6] = ["error", "lost", "panic", "bad_rows", "slow=40ms", "stuck"];
@@ -79,6 +80,11 @@ proptest! {
         let end = play(&script);
         assert_idle(&end);
         assert_text(&script, &*algorithm(&script), &end);
+        // Everybody has been at the first model before anybody younger; elsewhere older ones may come later.
+        for (index, model) in end.end.models.iter().enumerate() {
+            let older = if index == 0 { 0 } else { script.requests().count() as u32 - 1 };
+            prop_assert!(model.kv.losses_most <= LOSSES_FREE + older, "{}: {:?}", model.name, model.kv);
+        }
         let harmless = |fault: &Fault| matches!(fault, Fault::Error | Fault::Slow(_));
         let recoverable = script.models.iter().flat_map(|model| &model.faults).all(|(_, fault)| harmless(fault))
             && script.link_faults.iter().all(|faults| faults.fault == LinkFault::Duplicate);

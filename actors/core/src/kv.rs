@@ -5,6 +5,10 @@
 //! When a pool runs short, memory goes to the older request: first the prefix tree shrinks, then the youngest
 //! requests lose their pages (they keep their tokens and are prefilled again later). The oldest request can therefore
 //! always go on, at every model, and nothing can wait for ever.
+//!
+//! Whoever has lost its pages [`LOSSES_FREE`] times comes back only when it fits with its whole length beside the whole
+//! lengths of all older requests that have been here. From then on none of those can need its pages, so it loses them
+//! only to older requests that come here for the first time: no more often than there are any.
 
 use crate::executor::{PAGE_TOKENS, PageId};
 use crate::ids::{RequestId, TokenId};
@@ -13,6 +17,15 @@ use serde::Serialize;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// As whom work asks that no request waits for: it takes pages from none and gives way to all.
+pub const YOUNGEST: RequestId = RequestId(u64::MAX);
+
+/// How often a request may lose its pages before it must wait until it fits with its whole length.
+pub const LOSSES_FREE: u32 = 2;
+
+/// Upper bounds of the buckets in which ended requests are counted by their losses; more are counted beside.
+pub const LOSS_BUCKETS: [u32; 5] = [0, 1, 2, 4, 8];
 
 /// The page pool of one model. Cloning gives another handle to the same pool.
 #[derive(Clone, Debug)]
@@ -54,8 +67,15 @@ pub struct KvStats {
     pub prefix_query_tokens: u64,
     /// Tokens found so far.
     pub prefix_hit_tokens: u64,
-    /// Leases that lost their pages to an older request so far.
+    /// Times a request lost its pages to an older one so far.
     pub preemptions: u64,
+    /// Leases of requests that have ended, by how often that happened to them: in the first of [`LOSS_BUCKETS`] that is
+    /// not less, or after the last.
+    pub ended_by_losses: [u64; LOSS_BUCKETS.len() + 1],
+    /// What all of them lost together.
+    pub ended_losses: u64,
+    /// Most losses of one request so far.
+    pub losses_most: u32,
 }
 
 /// Age first: the request's seniority, then a serial number.
@@ -66,6 +86,14 @@ struct Slot {
     pages: Vec<PageId>,
     kv_len: u32,
     pinned: bool,
+    /// Tokens it may come to.
+    whole: u32,
+    /// Times it lost its pages to an older one.
+    losses: u32,
+    /// Lost them and was not [admitted](KvPool::admit) again.
+    is_out: bool,
+    /// Had pages of its own once.
+    used: bool,
 }
 
 #[derive(Debug)]
@@ -97,12 +125,12 @@ impl KvPool {
         })))
     }
 
-    /// An empty lease for a request.
-    pub fn lease(&self, request: RequestId) -> Lease {
+    /// An empty lease for a request that may come to `whole` tokens.
+    pub fn lease(&self, request: RequestId, whole: u32) -> Lease {
         let mut state = self.state();
         state.serial += 1;
         let slot = (request, state.serial);
-        state.slots.insert(slot, Slot::default());
+        state.slots.insert(slot, Slot { whole, ..Slot::default() });
         Lease { pool: self.clone(), slot }
     }
 
@@ -119,13 +147,16 @@ impl KvPool {
         }
     }
 
-    /// Whether a request without pages may start: its pages are there, and one growth page for each older request.
-    /// Pages of younger requests count as there: the oldest request is always admitted, wherever it is.
-    pub fn admits(&self, request: RequestId, tokens: u32) -> bool {
-        let state = self.state();
-        let id = (request, u64::MAX);
-        let older = state.slots.range(..id).filter(|((other, _), slot)| *other != request && !slot.pages.is_empty());
-        state.available(id) >= pages_for(tokens) as usize + older.count()
+    /// Admits a request without pages, if it may start: its pages are there, and one growth page for each older request; or
+    /// all pages that it and all older ones may ever need, if it lost its pages too often. Pages of younger requests count
+    /// as there: the oldest request is always admitted, wherever it is.
+    pub fn admit(&self, request: RequestId, tokens: u32) -> bool {
+        let mut state = self.state();
+        let may = state.may_start(request, tokens);
+        if may {
+            state.slots.range_mut((request, 0)..=(request, u64::MAX)).for_each(|(_, slot)| slot.is_out = false);
+        }
+        may
     }
 
     /// Tokens the whole pool can hold.
@@ -189,7 +220,8 @@ impl Lease {
     /// it must, and pins the lease until [`Lease::consumed`] or [`Lease::unpin`].
     ///
     /// # Errors
-    /// [`KvShort`] when older or pinned leases hold too much; nothing was taken from anyone then.
+    /// [`KvShort`] when older or pinned leases hold too much, or when this one lost its pages to an older one and was not
+    /// admitted again; nothing was taken from anyone then.
     pub fn grow(&mut self, tokens: u32) -> Result<(), KvShort> {
         self.pool.state().grow(self.slot, tokens)
     }
@@ -255,14 +287,32 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let mut state = self.pool.state();
         state.vacate(self.slot);
-        state.slots.remove(&self.slot);
+        let slot = state.slots.remove(&self.slot);
+        if let Some(slot) = slot.filter(|slot| slot.used && self.slot.0 != YOUNGEST) {
+            let bucket = LOSS_BUCKETS.iter().position(|&bound| slot.losses <= bound).unwrap_or(LOSS_BUCKETS.len());
+            state.stats.ended_by_losses[bucket] += 1;
+            state.stats.ended_losses += u64::from(slot.losses);
+        }
     }
 }
 
 impl State {
+    fn may_start(&self, request: RequestId, tokens: u32) -> bool {
+        let id = (request, u64::MAX);
+        if self.slots.range((request, 0)..=id).any(|(_, slot)| slot.losses >= LOSSES_FREE) {
+            let whole: usize = self.slots.range(..=id).map(|(_, slot)| pages_for(slot.whole) as usize).sum();
+            return self.holders.len() >= whole;
+        }
+        let older = self.slots.range(..id).filter(|((other, _), slot)| *other != request && !slot.pages.is_empty());
+        self.available(id) >= pages_for(tokens) as usize + older.count()
+    }
+
     fn grow(&mut self, id: SlotId, tokens: u32) -> Result<(), KvShort> {
-        let held = self.slots.get(&id).map_or(0, |slot| slot.pages.len());
+        let (held, is_out) = self.slots.get(&id).map_or((0, false), |slot| (slot.pages.len(), slot.is_out));
         let missing = (pages_for(tokens) as usize).saturating_sub(held);
+        if is_out {
+            return Err(KvShort { needed: missing as u32, available: 0 });
+        }
         if self.free.len() < missing {
             let available = self.available(id);
             if available < missing {
@@ -278,13 +328,16 @@ impl State {
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.pages.extend(fresh.into_iter().rev());
             slot.pinned = true;
+            slot.used = true;
         }
         Ok(())
     }
 
-    /// Pages this slot could have at most: all but its own and those of older or pinned slots.
+    /// Pages this slot could have at most: all but its own and those of older and of pinned slots. Nothing is taken past
+    /// a pinned slot: who is younger loses its pages first.
     fn available(&self, id: SlotId) -> usize {
-        let kept = self.slots.iter().filter(|&(&other, slot)| other <= id || slot.pinned);
+        let pinned = self.slots.iter().rev().find(|(_, slot)| slot.pinned).map_or(id, |(&other, _)| other);
+        let kept = self.slots.range(..=id.max(pinned));
         let kept: HashSet<PageId> = kept.flat_map(|(_, slot)| slot.pages.iter().copied()).collect();
         self.holders.len() - kept.len()
     }
@@ -296,9 +349,14 @@ impl State {
                 self.leave_tree(page);
                 continue;
             }
-            let younger = self.slots.range((Bound::Excluded(id), Bound::Unbounded));
-            let youngest = younger.rev().find(|(_, slot)| !slot.pinned && !slot.pages.is_empty());
-            let Some((&victim, _)) = youngest else { return };
+            let younger = self.slots.range_mut((Bound::Excluded(id), Bound::Unbounded));
+            let youngest = younger.rev().find(|(_, slot)| slot.pinned || !slot.pages.is_empty());
+            let Some((&victim, slot)) = youngest.filter(|(_, slot)| !slot.pinned) else { return };
+            slot.losses += 1;
+            slot.is_out = true;
+            if victim.0 != YOUNGEST {
+                self.stats.losses_most = self.stats.losses_most.max(slot.losses);
+            }
             self.vacate(victim);
             self.stats.preemptions += 1;
         }
@@ -358,7 +416,7 @@ mod tests {
     #[test]
     fn a_lease_returns_its_pages_on_drop() {
         let pool = KvPool::new(4);
-        let mut lease = pool.lease(RequestId(1));
+        let mut lease = pool.lease(RequestId(1), 64);
         assert_eq!(lease.grow(33), Ok(()));
         assert_eq!((lease.pages().len(), pool.stats().pages_free), (3, 1));
         drop(lease);
@@ -369,12 +427,12 @@ mod tests {
     fn a_retired_prefix_is_found_and_one_token_is_left_to_compute() {
         let pool = KvPool::new(8);
         let text = tokens(7, 48);
-        let mut first = pool.lease(RequestId(1));
+        let mut first = pool.lease(RequestId(1), 64);
         first.grow(48).unwrap();
         first.consumed(48);
         let pages = first.pages();
         first.retire(&text);
-        let mut second = pool.lease(RequestId(2));
+        let mut second = pool.lease(RequestId(2), 64);
         assert_eq!(second.adopt_prefix(&text), 32, "the third page would leave nothing to compute");
         assert_eq!(second.pages(), pages[..2]);
         check(&pool);
@@ -385,20 +443,67 @@ mod tests {
     #[test]
     fn memory_goes_to_the_older_request() {
         let pool = KvPool::new(4);
-        let (mut old, mut young) = (pool.lease(RequestId(1)), pool.lease(RequestId(2)));
+        let (mut old, mut young) = (pool.lease(RequestId(1), 64), pool.lease(RequestId(2), 64));
         young.grow(48).unwrap();
         young.consumed(40);
         assert_eq!(old.grow(40), Ok(()));
         assert_eq!((young.kv_len(), young.pages().len(), pool.stats().preemptions), (0, 0, 1));
         old.consumed(40);
-        assert_eq!(young.grow(40), Err(KvShort { needed: 3, available: 1 }));
+        assert_eq!(young.grow(40), Err(KvShort { needed: 3, available: 0 }));
+        check(&pool);
+    }
+
+    /// Two free losses; then it waits until it fits whole beside the older one, and is not taken from again.
+    #[test]
+    fn who_lost_its_pages_too_often_comes_back_for_good() {
+        let pool = KvPool::new(6);
+        let (mut old, mut young) = (pool.lease(RequestId(1), 64), pool.lease(RequestId(2), 48));
+        for losses in 1..=LOSSES_FREE {
+            assert!(pool.admit(RequestId(2), 16), "before loss {losses}");
+            young.grow(48).unwrap();
+            young.consumed(48);
+            old.grow(64).unwrap();
+            old.consumed(64);
+            assert_eq!((young.kv_len(), pool.stats().losses_most), (0, losses));
+            old.forget();
+        }
+        assert!(!pool.admit(RequestId(2), 16), "7 pages are more than there are, though all are free");
+        assert!(pool.admit(RequestId(1), 64), "the oldest always is");
+        drop(old);
+        assert!(pool.admit(RequestId(2), 48));
+        young.grow(48).unwrap();
+        let mut later = pool.lease(RequestId(3), 96);
+        later.grow(48).unwrap();
+        let mut first_seen_now = pool.lease(RequestId(0), 96);
+        assert_eq!(first_seen_now.grow(16), Err(KvShort { needed: 1, available: 0 }), "both are in a step");
+        young.consumed(48);
+        later.consumed(48);
+        first_seen_now.grow(16).unwrap();
+        assert_eq!((young.kv_len(), later.kv_len()), (48, 0));
+        let stats = |ended: [u64; 6]| assert_eq!(pool.stats().ended_by_losses, ended);
+        stats([1, 0, 0, 0, 0, 0]);
+        [young, later].into_iter().for_each(drop);
+        stats([1, 1, 1, 0, 0, 0]);
+    }
+
+    /// Who is younger loses its pages first, so nothing is taken past one that is in a step.
+    #[test]
+    fn nothing_is_taken_past_a_pinned_lease() {
+        let pool = KvPool::new(3);
+        let mut leases = [1, 2, 3].map(|id| pool.lease(RequestId(id), 64));
+        leases.iter_mut().for_each(|lease| lease.grow(16).unwrap());
+        leases[1].consumed(16);
+        assert_eq!(leases[0].grow(32), Err(KvShort { needed: 1, available: 0 }), "the youngest is in a step");
+        leases[2].consumed(16);
+        leases[0].grow(32).unwrap();
+        assert_eq!((leases[1].kv_len(), leases[2].kv_len()), (16, 0));
         check(&pool);
     }
 
     #[test]
     fn a_pinned_lease_is_not_reclaimed() {
         let pool = KvPool::new(2);
-        let (mut old, mut young) = (pool.lease(RequestId(1)), pool.lease(RequestId(2)));
+        let (mut old, mut young) = (pool.lease(RequestId(1), 64), pool.lease(RequestId(2), 64));
         young.grow(32).unwrap();
         assert_eq!(old.grow(1), Err(KvShort { needed: 1, available: 0 }));
         young.unpin();
@@ -408,9 +513,9 @@ mod tests {
     #[test]
     fn revoking_empties_every_lease_and_the_tree() {
         let pool = KvPool::new(6);
-        let mut kept = pool.lease(RequestId(1));
+        let mut kept = pool.lease(RequestId(1), 64);
         kept.grow(20).unwrap();
-        let mut ended = pool.lease(RequestId(2));
+        let mut ended = pool.lease(RequestId(2), 64);
         ended.grow(32).unwrap();
         ended.consumed(32);
         ended.retire(&tokens(1, 32));
@@ -429,7 +534,10 @@ mod tests {
                 let text = tokens(who as u32 % 2, 128);
                 match what {
                     0 | 1 => {
-                        let lease = leases.entry(who).or_insert_with(|| pool.lease(RequestId(who)));
+                        let lease = leases.entry(who).or_insert_with(|| pool.lease(RequestId(who), 128));
+                        if lease.kv_len() == 0 && !pool.admit(RequestId(who), len) {
+                            continue;
+                        }
                         if lease.kv_len() == 0 && what == 0 {
                             lease.adopt_prefix(&text[..len as usize]);
                         }
@@ -445,7 +553,8 @@ mod tests {
                 }
                 check(&pool);
             }
-            if let Some(oldest) = leases.values_mut().next() {
+            if let Some((&who, oldest)) = leases.iter_mut().next() {
+                proptest::prop_assert!(oldest.kv_len() > 0 || pool.admit(RequestId(who), 128));
                 proptest::prop_assert_eq!(oldest.grow(128), Ok(()));
                 check(&pool);
             }

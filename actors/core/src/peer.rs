@@ -149,11 +149,11 @@ pub enum PeerFrame {
     Restarted,
     /// A request has entered elsewhere and may come: its prompt can be prefilled when there is time.
     Ahead(Arc<Ahead>),
+    /// Frames from the receiver of this to its sender were lost.
+    Missed,
 }
 
 /// Bytes of the requests in one frame at most, by a generous estimate and unless one alone has more: a frame to another
-    /// Frames from the receiver of this to its sender were lost.
-    Missed,
 /// process has a limit, and one that is too long would be lost with all its requests.
 const FRAME_BYTES: usize = 1 << 20;
 /// Bytes of a token on the wire at most, and of all that is fixed about a request.

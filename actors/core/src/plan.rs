@@ -74,7 +74,7 @@ fn admit(mut batch: Vec<Queued>, pool: &KvPool, deferred: &mut Vec<Queued>) -> V
     let mut promised = 0;
     for mut queued in batch {
         if queued.is_cold() {
-            if !pool.admits(queued.seniority(), promised + queued.behind()) {
+            if !pool.admit(queued.seniority(), promised + queued.behind()) {
                 deferred.push(queued);
                 continue;
             }

@@ -11,7 +11,7 @@ use crate::constraint::Constraint;
 use crate::executor::{Draw, Drawn, Needs, PAGE_TOKENS, Row, TokenLogprobs};
 use crate::ids::{ModelIdx, RequestId, Time, TokenId};
 use crate::job::{Failure, Target, TokenReport};
-use crate::kv::{KvPool, KvShort};
+use crate::kv::{KvPool, KvShort, YOUNGEST};
 use crate::live::LiveNotes;
 use crate::peer::{PeerError, PeerReq};
 use crate::routing::{Handoff, Route, StepView};
@@ -25,9 +25,6 @@ pub const BARREN_HOPS_MAX: u8 = 1;
 
 /// Tokens of one step that prefills ahead: what comes meanwhile waits no longer than these take.
 pub const AHEAD_TOKENS_MAX: u32 = 64;
-
-/// What prefills ahead is younger than every request, so it takes pages from none and gives way to all.
-const YOUNGEST: RequestId = RequestId(u64::MAX);
 
 /// Waits for a batch of this model.
 #[derive(Debug)]
@@ -106,7 +103,7 @@ impl Queued {
     pub fn ahead(spec: Arc<RequestSpec>, prompt: &[TokenId], seat: Seat<'_>) -> Option<Self> {
         let whole = prompt.len() / PAGE_TOKENS * PAGE_TOKENS;
         let mut body = Box::new(Body::new(spec, seat.me, seat.route, seat.pool));
-        body.lease = seat.pool.lease(YOUNGEST);
+        body.lease = seat.pool.lease(YOUNGEST, whole as u32);
         body.tokens = prompt[..whole].to_vec();
         body.ahead = true;
         (whole > 0).then_some(Queued { body, since: seat.now })

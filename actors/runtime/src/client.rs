@@ -1,17 +1,14 @@
 //! Client: the users' side of a subserver. Owner: the streams of requests that entered here, their text and totals.
 //! Invariant: every accepted job ends in exactly one `Finished` or `Failed`, and its memory is released everywhere.
-//!
-//! A delivery may wake a sleeping reader, which takes longer than all the rest that is needed between a step's output
-//! and the next step's start. So what comes is held while a [`Lap`] goes around the ring, behind the messages that lead
-//! to the next step: if one can start it has been handed over when the lap is back, and if none can nothing waits for it.
 
+mod deliveries;
 mod overdue;
 mod prompt;
 
 use crate::board::{ClientSnapshot, Role, Snapshot};
 use crate::bounds::RETRY_AFTER;
 use crate::messages::{Announce, Emit, Enqueue, Lap, Lost, OwnLive, Release, Stop, Submit, Ticket};
-use crate::stream::{Added, Start, Transcript};
+use crate::stream::{Start, Transcript};
 use crate::subserver::Place;
 use actix::prelude::*;
 use std::collections::HashMap;
@@ -19,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokenrouter_core::executor::PAGE_TOKENS;
 use tokenrouter_core::ids::{RequestId, Time, TokenId};
-use tokenrouter_core::job::{Event, Failure, FinishReason, Job, Load, Prompt, Refusal, Target, TokenReport};
+use tokenrouter_core::job::{Event, Failure, Job, Load, Prompt, Refusal, Target};
 use tokenrouter_core::peer::Ahead;
 use tokenrouter_core::request::{Committed, Queued, RequestSpec, Seat};
 use tokio::sync::mpsc;
@@ -53,25 +50,6 @@ struct Stream {
 impl Stream {
     fn prompt_tokens(&self) -> u64 {
         u64::from(self.transcript.usage().prompt_tokens)
-    }
-}
-
-/// Text and tokens of one message, per stream.
-#[derive(Default)]
-struct Delta {
-    text: String,
-    tokens: Vec<TokenReport>,
-    finish: Option<FinishReason>,
-}
-
-impl Delta {
-    /// Nothing is added after the end.
-    fn add(&mut self, added: Added) {
-        if self.finish.is_none() {
-            self.text.push_str(&added.text);
-            self.tokens.push(added.token);
-            self.finish = added.finish;
-        }
     }
 }
 
@@ -238,67 +216,6 @@ impl Client {
         self.count_live(routed);
     }
 
-    fn hold(&mut self, tokens: Vec<Committed>) {
-        if self.held.is_empty() {
-            self.held = tokens;
-            self.place.post(&self.place.children.batcher, Lap);
-        } else {
-            self.held.extend(tokens);
-        }
-    }
-
-    fn deliver_held(&mut self, ctx: &mut Context<Self>) {
-        let mut deltas: Vec<(RequestId, Delta)> = Vec::new();
-        for token in std::mem::take(&mut self.held) {
-            let id = token.request;
-            let Some(stream) = self.streams.get_mut(&id) else {
-                // Ended here but not yet everywhere: say it again.
-                self.place.post(&self.place.children.inter_model, Release(id));
-                continue;
-            };
-            if deltas.last().is_none_or(|(last, _)| *last != id) {
-                deltas.push((id, Delta::default()));
-            }
-            let Some((_, delta)) = deltas.last_mut() else { continue };
-            if delta.finish.is_some() {
-                continue;
-            }
-            match stream.transcript.take(&*self.place.server.codec, token) {
-                Ok(added) => added.into_iter().for_each(|added| delta.add(added)),
-                Err(error) => {
-                    deltas.pop();
-                    self.fail(id, Failure::Internal(error.to_string()), ctx);
-                }
-            }
-        }
-        for (id, delta) in deltas {
-            self.deliver(id, delta, ctx);
-        }
-        self.say();
-    }
-
-    fn deliver(&mut self, id: RequestId, delta: Delta, ctx: &mut Context<Self>) {
-        let Some(stream) = self.streams.get(&id) else { return };
-        if delta.tokens.is_empty() {
-            return;
-        }
-        self.said.completion_tokens += delta.tokens.len() as u64;
-        let sent = stream.sink.try_send(Event::Delta { text: delta.text, tokens: delta.tokens });
-        if let Err(error) = sent {
-            // The user is gone (the watch will say so too), or the bound on events is wrong.
-            debug!(%id, %error, "a delta was not taken");
-            return self.abort(id, ctx);
-        }
-        if let Some(reason) = delta.finish {
-            match reason {
-                FinishReason::Length => self.said.length += 1,
-                _ => self.said.stopped += 1,
-            }
-            let usage = stream.transcript.usage().clone();
-            self.end(id, Some(Event::Finished { reason, usage }), ctx);
-        }
-    }
-
     fn abort(&mut self, id: RequestId, ctx: &mut Context<Self>) {
         if self.streams.contains_key(&id) {
             debug!(%id, "the user is gone");
@@ -367,8 +284,8 @@ impl Handler<Submit> for Client {
 
     fn handle(&mut self, message: Submit, ctx: &mut Self::Context) -> Self::Result {
         let outcome = self.accept(message, ctx);
-        if outcome.is_err() {
-            self.said.refused += 1;
+        if let Err(refusal) = &outcome {
+            self.said.refuse(refusal);
             self.say();
         }
         MessageResult(outcome)

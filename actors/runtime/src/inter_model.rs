@@ -291,9 +291,6 @@ impl InterModel {
         self.send(peer, PeerFrame::Live(self.live.notes()));
     }
 
-    fn frame(&mut self, envelope: Envelope) {
-        let from = envelope.from;
-        match self.seen.get_mut(from.index()) {
     /// Frames of the peer were lost on the way. What they said of which requests nobody knows here, so it is as if the
     /// peer had been lost; and it is told, because it knows nothing of it.
     fn missed(&mut self, peer: ModelIdx) {
@@ -303,6 +300,9 @@ impl InterModel {
         self.send(peer, PeerFrame::Missed);
     }
 
+    fn frame(&mut self, envelope: Envelope) {
+        let from = envelope.from;
+        match self.seen.get_mut(from.index()) {
             Some(seen) if seen.is_none_or(|seen| seen < envelope.stamp) => {
                 let is_next = seen.is_none_or(|seen| envelope.stamp.follows(seen));
                 *seen = Some(envelope.stamp);
@@ -327,13 +327,13 @@ impl InterModel {
                     self.place.post(&children.batcher, LiveNow(self.live.total()));
                 }
             }
-            PeerFrame::Restarted => {
-                self.lose(from, "was rebuilt");
-                self.send(from, PeerFrame::Live(self.live.notes()));
             PeerFrame::Missed => {
                 self.lose(from, "did not hear everything");
                 self.send(from, PeerFrame::Live(self.live.notes()));
             }
+            PeerFrame::Restarted => {
+                self.lose(from, "was rebuilt");
+                self.send(from, PeerFrame::Live(self.live.notes()));
             }
         }
     }

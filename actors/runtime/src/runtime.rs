@@ -1,6 +1,7 @@
 //! The runtime as a whole: what it is made of, how it starts, and the handle everybody else holds. Owner: the arbiters
 //! the subservers live on. Invariant: after `start`, addresses of subservers never change.
 
+mod check;
 mod snapshot;
 
 use crate::board::Board;
@@ -26,11 +27,10 @@ use tokenrouter_core::batching::{Batching, Policy, PolicySpec};
 use tokenrouter_core::constraint::Constraint;
 use tokenrouter_core::execution::Turns;
 use tokenrouter_core::executor::ExecutorLimits;
-use tokenrouter_core::ids::{ModelIdx, RequestId, TokenId};
 use tokenrouter_core::faults::LinkFaults;
+use tokenrouter_core::ids::{ModelIdx, RequestId, TokenId};
 use tokenrouter_core::job::{Event, Job, Refusal, Target};
 use tokenrouter_core::kv::KvPool;
-use tokenrouter_core::plan::STEP_TOKENS_MIN;
 use tokenrouter_core::request::RequestSpec;
 use tokenrouter_core::routing::stay::Stay;
 use tokenrouter_core::routing::{Algorithm, Route};
@@ -128,9 +128,9 @@ pub struct Server {
     pub bounds: Bounds,
     /// Which life of this process.
     pub life: u64,
-    /// Processes the server is made of.
     /// What goes wrong, on order, with messages between models.
     pub faults: Vec<LinkFaults>,
+    /// Processes the server is made of.
     pub processes: usize,
     /// The thresholds that were planned last.
     pub in_force: InForce,
@@ -196,6 +196,8 @@ struct Inner {
     directory: Directory,
     /// Of the models that are here.
     pools: Vec<Option<KvPool>>,
+    /// Of every model: how many hold memory.
+    executors: Vec<Executors>,
     board: Board,
     clock: Clock,
     numbers: Numbers,
@@ -205,8 +207,6 @@ struct Inner {
     arbiters: Mutex<Vec<Arbiter>>,
 }
 
-    /// Of every model: how many hold memory.
-    executors: Vec<Executors>,
 /// An accepted job.
 #[derive(Debug)]
 pub struct Reply {
@@ -232,7 +232,7 @@ pub fn start(spec: RuntimeSpec) -> Result<Runtime, StartError> {
 /// # Errors
 /// As [`start`].
 pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, StartError> {
-    check(&spec)?;
+    check::check(&spec)?;
     let mut eos: Vec<TokenId> = spec.models.iter().flat_map(|model| model.eos.iter().copied()).collect();
     eos.sort_unstable();
     eos.dedup();
@@ -251,6 +251,7 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
     });
     let server = Arc::new(Server {
         life: spec.process.life,
+        faults: spec.process.faults.clone(),
         processes: process::count(&spec.models),
         models: spec.models,
         codec: spec.codec,
@@ -260,13 +261,13 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         live_max: spec.live_max,
         live: AtomicU32::new(0),
         prompt_tokens: AtomicU64::new(0),
-        faults: spec.process.faults.clone(),
         bounds: spec.bounds,
         in_force: InForce::default(),
         conductor,
     });
     let planner = Planner::new(&server, &board, (spec.placement, planning)).map_err(StartError::Setting)?;
     let planner = planner.map(|planner| place(spec.placement, &mut arbiters, move || planner));
+    let executors: Vec<Executors> = here.iter().map(|_| Executors::default()).collect();
     let mut start = |index: usize, model: &ModelSpec| {
         let Site::Here(seat) = &model.site else { return (None, None) };
         let pool = KvPool::new(model.limits.pages);
@@ -276,8 +277,8 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
             directory: Arc::clone(&directory),
             clock,
             board: board.clone(),
-    let executors: Vec<Executors> = here.iter().map(|_| Executors::default()).collect();
             pool: pool.clone(),
+            executors: executors[index].clone(),
         };
         let subserver = Subserver::new(ModelIdx(index as u8), shared);
         (Some(place(spec.placement, &mut arbiters, move || subserver)), Some(pool))
@@ -287,11 +288,22 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
     let gate = bound.map(|(bound, address)| {
         let (server, directory) = (Arc::clone(&server), Arc::clone(&directory));
         let plan = Plan { bound, address, server, directory };
-            executors: executors[index].clone(),
         place(spec.placement, &mut arbiters, move || Gate::new(plan))
     });
     let (open, arbiters) = (AtomicBool::new(true), Mutex::new(arbiters));
-    Ok(Runtime(Arc::new(Inner { server, directory, pools, executors, board, clock, numbers, gate, planner, open, arbiters })))
+    Ok(Runtime(Arc::new(Inner {
+        server,
+        directory,
+        pools,
+        executors,
+        board,
+        clock,
+        numbers,
+        gate,
+        planner,
+        open,
+        arbiters,
+    })))
 }
 
 fn bind(address: &Address) -> Result<Bound, StartError> {
@@ -312,31 +324,6 @@ fn place<A: Actor<Context = Context<A>>>(
             address
         }
     }
-}
-
-fn check(spec: &RuntimeSpec) -> Result<(), StartError> {
-    let setting = |message: String| Err(StartError::Setting(message));
-    if spec.models.is_empty() || spec.models.len() > MODELS_MAX {
-        return setting(format!("a server has 1 to {MODELS_MAX} models, not {}", spec.models.len()));
-    }
-    if spec.live_max == 0 {
-        return setting("live_max must be at least 1".into());
-    }
-    if spec.batching.prefill_ahead && spec.batching.execution.takes_turns() {
-        return setting("batching.prefill_ahead needs models that step when they may; set execution to async".into());
-    }
-    for model in &spec.models {
-        let limits = &model.limits;
-        if limits.pages == 0 || limits.rows_max == 0 || limits.context_len < 2 {
-            return setting(format!("model {}: every limit of its executor must be positive: {limits:?}", model.name));
-        }
-        if limits.step_tokens_max < STEP_TOKENS_MIN {
-            let name = &model.name;
-            return setting(format!("model {name}: step_tokens_max must be at least {STEP_TOKENS_MIN}"));
-        }
-    }
-    spec.process.check(&spec.models).map_err(StartError::Setting)?;
-    spec.batching.policy.build(spec.models.len()).map(drop).map_err(StartError::Setting)
 }
 
 /// Where a routed job enters, by its own routing parameters if it has some. Wrong ones are refused by the Client.

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokenrouter_actors::board::BatcherSnapshot;
 use tokenrouter_actors::runtime::{ModelSnapshot, RuntimeSnapshot};
+use tokenrouter_core::kv::LOSS_BUCKETS;
 
 /// One number of a model: name, help, value.
 type Series = (&'static str, &'static str, fn(&ModelSnapshot) -> f64);
@@ -20,9 +21,11 @@ const GAUGES: &[Series] = &[
     }),
     ("tokenrouter:batch_threshold", "Requests a batch waits for.", |m| f64::from(m.batcher.threshold)),
     ("tokenrouter:open_streams", "Requests that entered here and have not ended.", |m| f64::from(m.client.live)),
-    ("tokenrouter:executors", "Executors that hold memory; more than 1 while a step that was given up has not ended.", |m| {
-        f64::from(m.executors)
-    }),
+    (
+        "tokenrouter:executors",
+        "Executors that hold memory; more than 1 while a step that was given up has not ended.",
+        |m| f64::from(m.executors),
+    ),
     ("tokenrouter:kv_pages", "KV pages in all.", |m| f64::from(m.kv.pages_total)),
     ("tokenrouter:kv_pages_used", "KV pages held by requests.", |m| f64::from(kv_used(m))),
     ("tokenrouter:kv_pages_cached", "KV pages kept only for future prefix hits.", |m| f64::from(m.kv.pages_cached)),
@@ -77,8 +80,25 @@ pub fn render(snapshot: &RuntimeSnapshot) -> String {
             }
         }
     }
+    losses(&mut out, &snapshot.models);
     labelled(&mut out, snapshot);
     out.0
+}
+
+/// How often requests that have ended lost their KV at each model: as cumulative buckets.
+fn losses(out: &mut Text, models: &[ModelSnapshot]) {
+    let name = "vllm:request_num_preemptions";
+    out.family(name, "histogram", "Times an ended request lost its KV at the model to an older one.");
+    for model in models {
+        let bounds = LOSS_BUCKETS.iter().map(u32::to_string).chain(["+Inf".to_owned()]);
+        let mut count = 0;
+        for (bound, more) in bounds.zip(model.kv.ended_by_losses) {
+            count += more;
+            out.line(&format!("{name}_bucket"), &[("model_name", &model.name), ("le", &bound)], count as f64);
+        }
+        out.line(&format!("{name}_sum"), &[("model_name", &model.name)], model.kv.ended_losses as f64);
+        out.line(&format!("{name}_count"), &[("model_name", &model.name)], count as f64);
+    }
 }
 
 /// Series with a second label.
@@ -95,6 +115,14 @@ fn labelled(out: &mut Text, snapshot: &RuntimeSnapshot) {
     out.family(name, "counter", "Batches released, by reason.");
     for model in models {
         for (reason, count) in BatcherSnapshot::REASONS.iter().zip(model.batcher.released) {
+            out.line(name, &[("model_name", &model.name), ("reason", reason)], count as f64);
+        }
+    }
+    let name = "vllm:admission_rejections_total";
+    out.family(name, "counter", "Requests refused with 429, by what there was too much of.");
+    for model in models {
+        let [requests, tokens] = model.client.overloaded;
+        for (reason, count) in [("max_num_queued_reqs", requests), ("max_num_queued_tokens", tokens)] {
             out.line(name, &[("model_name", &model.name), ("reason", reason)], count as f64);
         }
     }
@@ -152,6 +180,8 @@ mod tests {
         (small.kv.pages_total, small.kv.pages_free, small.kv.pages_cached) = (10, 4, 1);
         small.inter_model.hops = vec![0, 7];
         small.batcher.released = [1, 2, 3, 4];
+        small.client.overloaded = [6, 5];
+        (small.kv.ended_by_losses, small.kv.ended_losses) = ([4, 3, 0, 0, 1, 2], 40);
         let mut large = ModelSnapshot { name: "large".to_owned(), ..ModelSnapshot::default() };
         large.decode.committed = 9;
         RuntimeSnapshot { now: Time(5), live: 2, prompt_tokens: 70, open: true, models: vec![small, large] }
@@ -165,7 +195,12 @@ mod tests {
             match line.strip_prefix("# TYPE ") {
                 Some(family) => declared.push(family.split(' ').next().unwrap().to_owned()),
                 None if line.starts_with('#') => {}
-                None => assert_eq!(line.split(['{', ' ']).next(), declared.last().map(String::as_str)),
+                None => {
+                    let name = line.split(['{', ' ']).next().unwrap();
+                    let family = declared.last().unwrap();
+                    let part = name.strip_prefix(family.as_str()).expect("a line of the family declared last");
+                    assert!(["", "_bucket", "_sum", "_count"].contains(&part), "{line}");
+                }
             }
         }
         let families = declared.len();
@@ -185,6 +220,11 @@ mod tests {
         has("tokenrouter:committed_tokens_total{model_name=\"large\"} 9");
         has("tokenrouter:hops_total{from=\"sm\\\"all\",to=\"large\"} 7");
         has("tokenrouter:batch_flush_total{model_name=\"sm\\\"all\",reason=\"timeout\"} 3");
+        has("vllm:admission_rejections_total{model_name=\"sm\\\"all\",reason=\"max_num_queued_tokens\"} 5");
+        has("vllm:request_num_preemptions_bucket{model_name=\"sm\\\"all\",le=\"1\"} 7");
+        has("vllm:request_num_preemptions_bucket{model_name=\"sm\\\"all\",le=\"+Inf\"} 10");
+        has("vllm:request_num_preemptions_sum{model_name=\"sm\\\"all\"} 40");
+        has("vllm:request_num_preemptions_count{model_name=\"sm\\\"all\"} 10");
         has("tokenrouter:engine_last_step_timestamp_seconds{model_name=\"large\"} 0");
     }
 }

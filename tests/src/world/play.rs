@@ -10,11 +10,11 @@ use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::link::process::{Process, Site};
 use tokenrouter_actors::runtime::{ModelSpec, Placement, Reply, Runtime, RuntimeSnapshot, RuntimeSpec, start};
 use tokenrouter_core::executor::{Executor, Step};
+use tokenrouter_core::faults::{Fault, FaultPlan, Stall};
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::{Event, Job, Prompt, StopRules, Target};
 use tokenrouter_core::routing::{self, Algorithm};
 use tokenrouter_core::sampling::SamplingParams;
-use tokenrouter_core::faults::{Fault, FaultPlan, Stall};
 use tokenrouter_core::sim::SimExecutor;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -203,19 +203,19 @@ fn spec(script: &Script, algorithm: Arc<dyn Algorithm>, seen: Begun) -> RuntimeS
     let models = script.models.iter().enumerate().map(|(index, model)| {
         let (limits, language, skill) = (model.limits, script.language.clone(), model.skill);
         let faults = FaultPlan::new(model.faults.clone());
-        let build = move || {
         let (time, seen, orders) = (model.time, Arc::clone(&seen), faults.clone());
+        let build = move || {
             Ok(Box::new(SimExecutor::new(limits, language.clone(), skill, faults.clone())) as Box<dyn Executor>)
         };
         let latency = move |step: &Step| {
             seen(index, step);
             time.latency(step)
-        };
                 + match orders.upcoming().and_then(Fault::stall) {
                     Some(Stall::For(time)) => time,
                     Some(Stall::Held) => FOR_EVER,
                     None => Duration::ZERO,
                 }
+        };
         let site = Site::Here(Seat::Timed(Arc::new(build), Arc::new(latency)));
         let eos = script.language.eos.map(|(eos, _)| eos).into_iter().collect();
         ModelSpec { name: model.name.clone(), limits, eos, site }

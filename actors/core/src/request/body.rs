@@ -46,7 +46,7 @@ impl Body {
             me,
             tokens: Vec::new(),
             known: Known::from_elem(0, usize::from(spec.models)),
-            lease: pool.lease(spec.id),
+            lease: pool.lease(spec.id, spec.len_max),
             cached: 0,
             fresh: true,
             ahead: false,

@@ -49,7 +49,11 @@ impl Bounds {
                 Some(format!("its token is of model {}", stranger.model))
             }
             PeerFrame::Ahead(ahead) => self.ahead_fault(ahead),
-            PeerFrame::Failed(..) | PeerFrame::Release(_) | PeerFrame::Live(_) | PeerFrame::Restarted | PeerFrame::Missed => None,
+            PeerFrame::Failed(..)
+            | PeerFrame::Release(_)
+            | PeerFrame::Live(_)
+            | PeerFrame::Restarted
+            | PeerFrame::Missed => None,
         }
     }
 
@@ -191,13 +195,13 @@ mod tests {
             emit(1),
             ahead(|_| {}, &[7, 8, 99]),
             parcel(PeerFrame::Restarted),
+            parcel(PeerFrame::Missed),
         ];
         for parcel in right {
             assert_eq!(BOUNDS.fault(&parcel), None, "{parcel:?}");
         }
         let wrong = [
             (Parcel { to: ModelIdx(0), ..parcel(PeerFrame::Restarted) }, "another's connection"),
-            parcel(PeerFrame::Missed),
             (request(|message| message.from = ModelIdx(1)), "goes from m1 to m1"),
             (request(|message| message.to = ModelIdx(7)), "goes from m0 to m7"),
             (request(|message| message.home = ModelIdx(2)), "for m2"),

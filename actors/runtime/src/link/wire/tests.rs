@@ -131,13 +131,13 @@ fn frame() -> impl Strategy<Value = PeerFrame> {
         (spec(), vec(any::<u32>(), 0..40))
             .prop_map(|(spec, prompt)| PeerFrame::Ahead(Arc::new(Ahead { spec: Arc::new(spec), prompt }))),
         Just(PeerFrame::Restarted),
+        Just(PeerFrame::Missed),
     ]
 }
 
 fn parcel() -> impl Strategy<Value = Parcel> {
     (model(), model(), stamp(), frame())
         .prop_map(|(to, from, stamp, frame)| Parcel { to, envelope: Envelope { from, stamp, frame } })
-        Just(PeerFrame::Missed),
 }
 
 fn read(bytes: &[u8], limit: usize) -> Result<Vec<u8>, WireError> {

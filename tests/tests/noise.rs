@@ -184,3 +184,27 @@ fn damaged_tokenizers_are_refused_or_encode() {
     }
     assert!(read > 50 && refused > 50, "{read} read, {refused} refused");
 }
+
+/// What the library that reads tokenizers takes for granted is looked at before it is asked.
+#[test]
+fn merges_that_make_no_token_are_refused() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny/qwen3-f16/tokenizer.json");
+    let good = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let good: Value = serde_json::from_str(&good).expect("the fixture is JSON");
+    let refused = |change: &dyn Fn(&mut Value)| {
+        let mut description = good.clone();
+        change(&mut description["model"]);
+        Tokenizer::from_description(description, None).expect_err("a tokenizer that is wrong")
+    };
+    let longest = |model: &Value| {
+        let vocab = model["vocab"].as_object().expect("a vocabulary");
+        vocab.keys().filter(|key| !key.starts_with('<')).max_by_key(|key| key.len()).expect("tokens").clone()
+    };
+    for merge in [json!([longest(&good["model"]), longest(&good["model"])]), json!(["a"]), json!(7)] {
+        let said = refused(&|model| model["merges"].as_array_mut().expect("merges").push(merge.clone()));
+        assert!(said.contains("merge"), "{said}");
+    }
+    let said = refused(&|model| model["continuing_subword_prefix"] = json!("##"));
+    assert!(said.contains("continuing_subword_prefix"), "{said}");
+    Tokenizer::from_description(good.clone(), None).expect("the good one is read");
+}

@@ -90,6 +90,10 @@ pub fn spelling(description: &Json) -> Result<Spelling, String> {
     if kind != "BPE" {
         return Err(format!("a tokenizer of type {kind:?} is not supported; BPE is"));
     }
+    let prefix = &description["model"]["continuing_subword_prefix"];
+    if prefix.as_str().is_some_and(|prefix| !prefix.is_empty()) {
+        return Err(format!("model.continuing_subword_prefix is {prefix}; only tokenizers without one are supported"));
+    }
     let parts = [&description["decoder"], &description["pre_tokenizer"], &description["normalizer"]];
     let has = |name: &str| parts.into_iter().any(|part| steps(part).iter().any(|step| step["type"] == name));
     let writes_metaspace =
@@ -171,13 +175,39 @@ pub fn adjust(mut description: Json) -> Adjusted {
     Adjusted { description, ids }
 }
 
-/// Whether a merge, spelt as a pair or with a space, has a control token as part or outcome.
-fn touches(merge: &Json, control: &HashSet<String>) -> bool {
-    let parts = match merge {
+/// Every merge makes a token of the vocabulary; the crate takes that for granted.
+///
+/// # Errors
+/// The merge that does not.
+pub fn check_merges(description: &Json) -> Result<(), String> {
+    let model = &description["model"];
+    let (Some(vocab), Some(merges)) = (model["vocab"].as_object(), model["merges"].as_array()) else { return Ok(()) };
+    let mut made = String::new();
+    for merge in merges {
+        let Some((left, right)) = parts(merge) else { return Err(format!("{merge} is no merge of two tokens")) };
+        made.clear();
+        made.push_str(left);
+        made.push_str(right);
+        if !vocab.contains_key(&made) {
+            return Err(format!(
+                "the merge of {left:?} and {right:?} makes {made:?}, which is no token of the vocabulary"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The two tokens of a merge, spelt as a pair or with a space.
+fn parts(merge: &Json) -> Option<(&str, &str)> {
+    match merge {
         Json::String(merge) => merge.split_once(' '),
         pair => pair[0].as_str().zip(pair[1].as_str()),
-    };
-    parts.is_some_and(|(left, right)| {
+    }
+}
+
+/// Whether a merge has a control token as part or outcome.
+fn touches(merge: &Json, control: &HashSet<String>) -> bool {
+    parts(merge).is_some_and(|(left, right)| {
         control.contains(left) || control.contains(right) || control.contains(&format!("{left}{right}"))
     })
 }

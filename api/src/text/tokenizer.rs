@@ -52,6 +52,7 @@ impl Tokenizer {
         let strips_leading_space = description::strips_leading_space(&description);
         let tokens = TokenStore::new(&rows, spelling)?;
         let Adjusted { description, ids } = description::adjust(description);
+        description::check_merges(&description)?;
         Ok(Tokenizer {
             inner: serde_json::from_value(description).map_err(|error| error.to_string())?,
             ids,

@@ -3,8 +3,8 @@
 //! here, so equal inputs give equal tokens in any batch and on any machine.
 //!
 //! Order of the rules (the one vLLM's sampler documents): logit bias, penalties (repetition, then frequency and
-//! presence), bans and the mask of the answer's form; then greedy, or temperature, min-p, top-k, top-p, draw. Top-p is measured on what min-p and top-k
-//! left, renormalised. Equal logits are ordered by lower id everywhere. Temperatures below 1e-5 are greedy.
+//! presence), bans and the mask of the answer's form; then greedy, or temperature, min-p, top-k, top-p, draw. Top-p is
+//! measured on what min-p and top-k left, renormalised. Equal logits are ordered by lower id everywhere. Temperatures below 1e-5 are greedy.
 
 use tokenrouter_core::executor::Draw;
 use tokenrouter_core::ids::TokenId;
@@ -364,6 +364,7 @@ fn pick(kept: &[Candidate], scale: Scale, unit: f64) -> Option<TokenId> {
 mod tests {
     use super::*;
     use std::sync::Arc;
+    use tokenrouter_core::constraint::Mask;
 
     fn draw_with(params: SamplingParams) -> Draw {
         Draw {
@@ -541,6 +542,42 @@ mod tests {
         );
         assert_eq!(choose(&mut sampler, &|_, d| d.banned = Arc::from([0, 1, 70])), Ok(2));
         assert_eq!(choose(&mut sampler, &|_, d| d.banned = Arc::from([0, 1, 2, 3])), Err(SampleError::NothingLeft));
+    }
+
+    /// The slow way: a row in which the other tokens are impossible from the start.
+    #[test]
+    fn a_mask_draws_as_if_the_other_tokens_were_impossible() {
+        let width = 3000;
+        let (mut sampler, mut slow) = (Sampler::new(width, width - 40), Sampler::new(width, width - 40));
+        for case in 0..60u64 {
+            let logits = random_logits(case, width);
+            let may = |id: u32| rng::unit(case ^ 0xA5, id, Stream::Owner) < [0.001, 0.05, 0.9][case as usize % 3];
+            let allowed: Vec<u32> = (0..width as u32).filter(|&id| may(id) || id == 7).collect();
+            let params = SamplingParams {
+                temperature: [0.0, 0.7, 1.5][case as usize / 3 % 3],
+                top_k: [0, 1, 40][case as usize % 3],
+                top_p: [1.0, 0.8][case as usize % 2],
+                min_p: [0.0, 0.05][case as usize / 2 % 2],
+                // The best token of all is among those that are not allowed, most of the time.
+                logit_bias: vec![(11, 30.0), (7, 0.5)],
+                seed: case,
+                ..Default::default()
+            };
+            let masked = Draw { mask: Some(Mask::of(&allowed)), ..draw_with(params.clone()) };
+            let impossible = |(id, &logit): (u32, &f32)| if allowed.contains(&id) { logit } else { f32::NEG_INFINITY };
+            let row: Vec<f32> = (0..).zip(&logits).map(impossible).collect();
+            let free = draw_with(params);
+            for position in 0..20 {
+                let drawn = sampler.draw(&logits, &masked, position).unwrap();
+                assert_eq!(Ok(drawn), slow.draw(&row, &free, position), "case {case} at {position}");
+                assert!(allowed.contains(&drawn) && drawn < width as u32 - 40, "case {case}: {drawn}");
+            }
+        }
+        let none = Draw { mask: Some(Mask::of(&[])), ..draw_with(SamplingParams::default()) };
+        assert_eq!(sampler.draw(&random_logits(1, width), &none, 0), Err(SampleError::NothingLeft));
+        let padding = Draw { mask: Some(Mask::of(&[width as u32 - 1])), ..none };
+        assert_eq!(sampler.draw(&random_logits(1, width), &padding, 0), Err(SampleError::NothingLeft));
+        assert!(!is_plain_greedy(&padding), "the highest logit may not be allowed");
     }
 
     #[test]

@@ -19,6 +19,20 @@ test-real-pair:
 schemathesis CASES="10000":
     SCHEMATHESIS_CASES={{CASES}} cargo test -p tokenrouter-tests --test openapi -- --nocapture the_document_is_true
 
+# Coverage-guided fuzzing of what reads bytes of others: each target for SECONDS, two at a time (the tests give each 10 s)
+fuzz SECONDS="300":
+    FUZZ_SECONDS={{SECONDS}} cargo test -p tokenrouter-tests --test fuzz -- --nocapture
+
+# 2,000 requests of all kinds against the release server, memory and KV as before afterwards; writes docs/soak.md
+soak REQUESTS="2000":
+    cargo build --release --locked -p tokenrouter
+    cargo run -p tokenrouter-tests --bin soak -- --server target/release/tokenrouter --requests {{REQUESTS}} --page docs/soak.md
+
+# aiperf against the release server at 1 to 16 requests at once; writes docs/load.md (1.2 GB of Python packages)
+load:
+    cargo build --release --locked -p tokenrouter
+    python3 tests/clients/load.py --server target/release/tokenrouter --page docs/load.md
+
 # Format, lint, and the shape of the code base
 lint:
     cargo fmt --all --check

@@ -5,7 +5,10 @@ import sys
 
 import openai
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, Field
 
 from checks import Place, check, main, raises
 
@@ -89,6 +92,47 @@ def stops(suite: Suite):
     whole = suite.chat().invoke(suite.place.prompt).content
     stop = whole.strip()[2:4]
     assert suite.chat(stop=[stop]).invoke(suite.place.prompt).content == whole[: whole.index(stop)]
+
+
+class Sum(BaseModel):
+    """Two numbers to add."""
+
+    a: int = Field(ge=0, le=99)
+    b: int = Field(ge=0, le=99)
+
+
+@tool(args_schema=Sum)
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+@check
+def tools(suite: Suite):
+    for choice in ("any", "add"):
+        bound = suite.chat(max_tokens=120).bind_tools([add], tool_choice=choice, parallel_tool_calls=False)
+        answer = bound.invoke(suite.place.prompt)
+        assert not answer.invalid_tool_calls and answer.response_metadata["finish_reason"] == "tool_calls", answer
+        (call,) = answer.tool_calls
+        assert call["name"] == "add" and set(call["args"]) == {"a", "b"}, call
+        gathered = None
+        for chunk in bound.stream(suite.place.prompt):
+            gathered = chunk if gathered is None else gathered + chunk
+        assert [(made["name"], made["args"]) for made in gathered.tool_calls] == [("add", call["args"])], gathered
+        result = add.invoke(call)
+        assert isinstance(result, ToolMessage), result
+        last = suite.chat().invoke([HumanMessage(suite.place.prompt), answer, result])
+        assert isinstance(last.content, str) and not last.tool_calls, last
+        assert asyncio.run(bound.ainvoke(suite.place.prompt)).tool_calls[0]["args"] == call["args"]
+
+
+@check
+def structured_output(suite: Suite):
+    for method in ("function_calling", "json_schema"):
+        model = suite.chat(max_tokens=120).with_structured_output(Sum, method=method)
+        made = model.invoke(suite.place.prompt)
+        assert isinstance(made, Sum), (method, made)
+        assert list(model.stream(suite.place.prompt))[-1] == made, method
 
 
 @check

@@ -6,6 +6,7 @@ The server takes KEY, 50 prompt tokens at once and a few seconds a request, in w
 """
 
 import argparse
+import asyncio
 
 import openai
 
@@ -57,6 +58,14 @@ def main() -> None:
     patient = openai.OpenAI(base_url=f"{options.url}/v1", api_key=options.key, max_retries=8, timeout=60)
     again = patient.completions.create(prompt=[1] * 40, model="pair", max_tokens=2)
     check(again.usage.completion_tokens == 2, "who comes again is served")
+
+    async def patiently():
+        waiting = openai.AsyncOpenAI(base_url=f"{options.url}/v1", api_key=options.key, max_retries=8, timeout=60)
+        asked = [waiting.completions.create(prompt=[1] * 40, model="pair", max_tokens=2) for _ in range(3)]
+        return await asyncio.gather(*asked)
+
+    made = [answer.usage.completion_tokens for answer in asyncio.run(patiently())]
+    check(made == [2] * 3, "three that fit only one at a time are served one after the other")
     print(f"{checks} of {checks} checks passed")
 
 

@@ -1,6 +1,7 @@
 """LiteLLM against a running server: it reads every answer into types of its own and maps every error to a class."""
 
 import asyncio
+import json
 import os
 import sys
 
@@ -80,6 +81,43 @@ def choices_and_logprobs(suite: Suite):
     for choice in answer.choices:
         entries = choice.logprobs.content
         assert entries and all(entry.logprob <= 0 and len(entry.top_logprobs) == 2 for entry in entries), entries
+
+
+NUMBER = {"type": "integer", "minimum": 0, "maximum": 99}
+ADD = {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"]}
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": ADD}}]
+
+
+@check
+def tools(suite: Suite):
+    fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 120}
+    for provider in ("openai", "hosted_vllm"):
+        (choice,) = suite.chat(provider=provider, **fields).choices
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None, choice
+        (call,) = choice.message.tool_calls
+        arguments = json.loads(call.function.arguments)
+        assert call.function.name == "add" and set(arguments) == {"a", "b"}, call
+        chunks = list(suite.chat(provider=provider, stream=True, **fields))
+        (built,) = litellm.stream_chunk_builder(chunks).choices
+        assert built.finish_reason == "tool_calls", built
+        made = [(made.function.name, json.loads(made.function.arguments)) for made in built.message.tool_calls]
+        assert made == [("add", arguments)], built
+        result = {"role": "tool", "tool_call_id": call.id, "content": str(sum(arguments.values()))}
+        messages = [{"role": "user", "content": suite.place.prompt}, choice.message.model_dump(), result]
+        answer = suite.chat(provider=provider, messages=messages)
+        assert isinstance(answer.choices[0].message.content, str), answer
+    named = {"type": "function", "function": {"name": "add"}}
+    (choice,) = suite.chat(**fields | {"tool_choice": named}).choices
+    assert choice.message.tool_calls[0].function.name == "add", choice
+
+
+@check
+def json_of_a_schema(suite: Suite):
+    form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": ADD, "strict": True}}
+    whole = suite.chat(response_format=form, max_tokens=120).choices[0].message.content
+    assert set(json.loads(whole)) == {"a", "b"}, whole
+    chunks = suite.chat(response_format=form, max_tokens=120, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
 
 
 @check

@@ -8,6 +8,7 @@ whole, consistent with each other and in the form the client's types promise.
 """
 
 import argparse
+import asyncio
 import json
 import sys
 import time
@@ -300,7 +301,7 @@ def bad_requests(suite: Suite):
     refused(bad, lambda: suite.chat(stream_options={"include_usage": True}), param="stream_options")
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     refused(bad, lambda: suite.chat(tools=[tool]), param="tools")
-    refused(bad, lambda: suite.chat(response_format={"type": "json_object"}), param="response_format")
+    refused(bad, lambda: suite.chat(response_format={"type": "xml"}), param="response_format.type")
     image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
     refused(bad, lambda: suite.chat(messages=[{"role": "user", "content": image}]), param="messages[0].content[0].type")
     refused(bad, lambda: suite.text(prompt=[-1]), param="prompt")
@@ -315,6 +316,50 @@ def unknown_names(suite: Suite):
     error = refused(openai.NotFoundError, lambda: suite.chat(model="gpt-9"), param="model", code="model_not_found")
     assert all(name in error.body["message"] for name in suite.names), error.body
     refused(openai.NotFoundError, lambda: suite.client.embeddings.create(model=suite.routed, input="x"))
+
+
+@check
+def tasks_of_the_waiting_client(suite: Suite):
+    waiting = openai.AsyncOpenAI(base_url=f"{suite.url}/v1", api_key="none", max_retries=0, timeout=60)
+    fields = {"model": suite.routed, "max_tokens": suite.max_tokens, "temperature": 0, "seed": 1}
+    fields["messages"] = [{"role": "user", "content": suite.prompt}]
+    whole = suite.chat().choices[0].message.content
+
+    async def streamed():
+        chunks = await waiting.chat.completions.create(stream=True, **fields)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+
+    async def all_at_once():
+        asked = [waiting.chat.completions.create(**fields) for _ in range(4)]
+        text = await waiting.completions.create(model=suite.routed, prompt=suite.prompt, max_tokens=2)
+        names = [model.id async for model in waiting.models.list()]
+        try:
+            await waiting.chat.completions.create(**fields | {"temperature": 9})
+            raise AssertionError("it was not refused")
+        except openai.BadRequestError as error:
+            assert error.param == "temperature", error
+        answers = await asyncio.gather(*asked, streamed())
+        await waiting.close()
+        return answers, text, names
+
+    (*answers, stream), text, names = asyncio.run(all_at_once())
+    assert [answer.choices[0].message.content for answer in answers] == [whole] * 4
+    assert stream == whole and names == suite.names and isinstance(text.choices[0].text, str)
+
+
+@check
+def a_raw_stream_that_is_left(suite: Suite):
+    fields = {"model": suite.routed, "prompt": suite.prompt, "max_tokens": 400, "stream": True}
+    fields["extra_body"] = {"ignore_eos": True}
+    with suite.client.completions.with_streaming_response.create(**fields) as response:
+        assert response.headers["content-type"].startswith("text/event-stream"), response.headers
+        lines = response.iter_lines()
+        first = next(lines)
+        assert first.startswith("data: ") and json.loads(first[6:])["object"] == "text_completion", first
+    deadline = time.monotonic() + 5
+    while suite.health()["live_requests"] > 0:
+        assert time.monotonic() < deadline, "the request is still alive"
+        time.sleep(0.01)
 
 
 @check

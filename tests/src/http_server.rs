@@ -17,6 +17,7 @@ use tokenrouter::http::types::generation::SamplingDefaults;
 use tokenrouter::http::{App, ChatTemplate, Limits, Listen, Parts, Router, Served, server};
 use tokenrouter::launch::{self, Environment, Loaded, Overrides};
 use tokenrouter::progress::Progress;
+use tokenrouter::text::tools::ToolDialect;
 use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_actors::gpu_executor::Seat;
 use tokenrouter_actors::link::process::{Process, Site};
@@ -63,6 +64,8 @@ pub struct Setup {
     pub faults: [FaultPlan; 2],
     /// What goes wrong with messages between the models.
     pub link_faults: Vec<LinkFaults>,
+    /// How the models call tools.
+    pub tools: ToolDialect,
 }
 
 impl Setup {
@@ -100,6 +103,7 @@ impl Default for Setup {
             live_max: 64,
             faults: Default::default(),
             link_faults: Vec::new(),
+            tools: ToolDialect::Plain,
         }
     }
 }
@@ -189,12 +193,18 @@ fn add_logprobs(row: &Row, output: &mut RowOutput) {
 }
 
 /// A conversation is its words, one turn after the other.
-struct Turns;
+struct Turns {
+    tools: ToolDialect,
+}
 
 impl ChatTemplate for Turns {
     fn prompt(&self, conversation: &Conversation) -> Result<Prompt, String> {
         let turns: Vec<&str> = conversation.messages.iter().map(|message| message.content.trim()).collect();
         Ok(Prompt::Text { text: turns.join(" "), special: SpecialTokens::AsText, add_bos: false })
+    }
+
+    fn tools(&self) -> ToolDialect {
+        self.tools
     }
 }
 
@@ -382,7 +392,7 @@ fn app(setup: &Setup, runtime: Runtime) -> App {
         target,
         context_len: setup.limits.context_len,
         defaults: SamplingDefaults::default(),
-        chat: Some(Arc::new(Turns)),
+        chat: Some(Arc::new(Turns { tools: setup.tools })),
     };
     let parts = Parts {
         engine: Arc::new(runtime),

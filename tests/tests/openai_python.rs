@@ -1,9 +1,11 @@
-//! The official OpenAI client for Python against the real server: `tests/clients/openai_suite.py` and `limits_suite.py`.
+//! The official OpenAI client for Python against the real server: `openai_suite.py`, `limits_suite.py`, `forms_suite.py`,
+//! `tools_suite.py` and `choice_suite.py` of `tests/clients`.
 
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 use tokenrouter::http::keys::Keys;
+use tokenrouter::text::tools::ToolDialect;
 use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_tests::clients::Venv;
 use tokenrouter_tests::http_server::{Server, Setup};
@@ -30,10 +32,39 @@ fn the_openai_client_understands_keys_time_outs_and_bounds() {
 }
 
 #[test]
-fn the_openai_client_agrees_with_the_server_over_the_demo_pair() {
-    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../config/demo");
-    let problems = fs::read_to_string(demo.join("problems.jsonl")).expect("the problems are there");
+fn the_openai_client_gets_calls_from_a_model_that_has_the_choice() {
+    let server = Server::start(Setup { tools: ToolDialect::Tagged, ..Setup::parrots() });
+    Venv::of("requirements.txt").suite("choice_suite.py", server.address, &["--prompt", "Nothing to call."]);
+    server.stop();
+}
+
+fn demo() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../config/demo")
+}
+
+/// A question of the demo pair.
+fn question() -> String {
+    let problems = fs::read_to_string(demo().join("problems.jsonl")).expect("the problems are there");
     let first: serde_json::Value =
         serde_json::from_str(problems.lines().next().expect("a problem")).expect("a line of JSON");
-    suite(Server::launch(demo.join("launch.toml")), first["question"].as_str().expect("a question"));
+    first["question"].as_str().expect("a question").to_owned()
+}
+
+#[test]
+fn the_openai_client_gets_answers_in_a_form_from_the_demo_pair() {
+    let server = Server::launch(demo().join("launch.toml"));
+    Venv::of("requirements.txt").suite("forms_suite.py", server.address, &["--prompt", &question()]);
+    server.stop();
+}
+
+#[test]
+fn the_openai_client_gets_calls_from_the_demo_pair() {
+    let server = Server::launch(demo().join("launch.toml"));
+    Venv::of("requirements.txt").suite("tools_suite.py", server.address, &["--prompt", &question()]);
+    server.stop();
+}
+
+#[test]
+fn the_openai_client_agrees_with_the_server_over_the_demo_pair() {
+    suite(Server::launch(demo().join("launch.toml")), &question());
 }

@@ -233,6 +233,28 @@ fn kind_06_impossible_tokens_have_a_number() {
     let top = text["choices"][0]["logprobs"]["top_logprobs"][0].as_object().expect("an object").clone();
     assert!(top.values().all(Value::is_number) && top.len() == 5, "{top:?}");
     server.stop();
+    // Tokens that the form of an answer forbids have the numbers that the model gives them.
+    let server = Server::launch(demo("launch.toml"));
+    let schema = json!({"type": "object", "required": ["sum"], "additionalProperties": false,
+        "properties": {"sum": {"type": "integer", "minimum": 10, "maximum": 99}}});
+    let chat = json!({"model": "demo", "messages": [{"role": "user", "content": "12+30="}], "logprobs": true,
+        "top_logprobs": 20, "temperature": 0, "max_tokens": 60, "logit_bias": {"5": -100},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}}});
+    let said = both_ways(&server, CHAT, &chat).0;
+    assert_eq!(said.finish, "stop", "{said:?}");
+    assert!(said.entries.len() > 5, "{said:?}");
+    for entry in &said.entries {
+        let own = entry["logprob"].as_f64().expect("a number");
+        let top: Vec<f64> =
+            entry["top_logprobs"].as_array().expect("a list").iter().filter_map(|t| t["logprob"].as_f64()).collect();
+        assert!(
+            own <= top[0] && top.len() == 20 && top.iter().all(|number| (-9999.0..=0.0).contains(number)),
+            "{entry}"
+        );
+    }
+    let forced = |entry: &Value| entry["logprob"].as_f64() < entry["top_logprobs"][0]["logprob"].as_f64();
+    assert!(said.entries.iter().any(forced), "the form has changed nothing");
+    server.stop();
 }
 
 #[test]

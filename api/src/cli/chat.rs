@@ -38,9 +38,8 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     let loaded = load(context, file)?;
     let served = launch::served(&loaded);
     let served = options::served(&served, args.generation.model.as_deref())?;
-    let system: Vec<Message> =
-        args.system.iter().map(|content| Message { role: Role::System, content: content.clone() }).collect();
-    chat_prompt(served, &[&system[..], &[Message { role: Role::User, content: "hello".into() }]].concat())?;
+    let system: Vec<Message> = args.system.iter().map(|content| Message::new(Role::System, content.as_str())).collect();
+    chat_prompt(served, &[&system[..], &[Message::new(Role::User, "hello")]].concat())?;
     let interactive = io::stdin().is_terminal();
     if interactive {
         eprintln!("talking to {} ({HELP})", served.id);
@@ -98,9 +97,9 @@ async fn converse(talk: &Talking<'_>, system: Vec<Message>, interactive: bool) -
             "/help" => eprintln!("{HELP}"),
             command if command.starts_with('/') && !command.contains(' ') => eprintln!("{command} is unknown: {HELP}"),
             _ => {
-                messages.push(Message { role: Role::User, content: line });
+                messages.push(Message::new(Role::User, line));
                 match talk.answer(&messages).await {
-                    Ok(answer) => messages.push(Message { role: Role::Assistant, content: answer }),
+                    Ok(answer) => messages.push(Message::new(Role::Assistant, answer)),
                     Err(CliError::Io(error)) => return Err(error.into()),
                     Err(error) => {
                         messages.pop();

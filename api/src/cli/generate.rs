@@ -101,8 +101,8 @@ fn prompt(args: &Args, served: &crate::http::Served, text: String) -> Result<Pro
     if args.raw {
         return Ok(run::raw_prompt(&text));
     }
-    let system = args.system.iter().map(|content| Message { role: Role::System, content: content.clone() });
-    let messages: Vec<Message> = system.chain([Message { role: Role::User, content: text }]).collect();
+    let system = args.system.iter().map(|content| Message::new(Role::System, content.as_str()));
+    let messages: Vec<Message> = system.chain([Message::new(Role::User, text)]).collect();
     run::chat_prompt(served, &messages)
 }
 

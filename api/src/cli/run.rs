@@ -81,7 +81,7 @@ pub fn chat_prompt(served: &Served, messages: &[Message]) -> Result<Prompt, CliE
             served.id
         ))
     })?;
-    let conversation = Conversation { messages: messages.to_vec(), variables: None };
+    let conversation = Conversation::of(messages.to_vec());
     template.prompt(&conversation).map_err(CliError::Usage)
 }
 

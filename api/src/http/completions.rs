@@ -10,6 +10,7 @@ use super::types::completions::CompletionRequest;
 use super::types::generation::JobPlace;
 use super::types::logprobs::{self, LegacyLogprobs, TextPosition};
 use super::types::response::{Ending, TextChoice};
+use super::types::response_format::SCHEMA;
 use actix_web::{HttpRequest, HttpResponse, web};
 use tokenrouter_core::job::{Job, Prompt, TokenReport};
 use tokenrouter_core::text::{TextCodec, Utf8Stream};
@@ -34,6 +35,9 @@ pub async fn create(
     let echoes = text.prompts.iter().map(|prompt| if text.echo { shown(&*app.codec, prompt) } else { String::new() });
     let echoes: Vec<String> = echoes.flat_map(|echo| std::iter::repeat_n(echo, n as usize)).collect();
     let prompts = app.tokenising.prompts(text.prompts, served.context_len).await?;
+    if let Some(form) = &text.generation.constraint {
+        app.tokenising.form(form, SCHEMA).await?;
+    }
     let prompt_logprobs = text.logprobs.filter(|_| text.echo);
     if let Some(alternatives) = prompt_logprobs {
         check_amount(&prompts, (alternatives, n, served.context_len))?;
@@ -186,16 +190,16 @@ impl Dialect for Text {
         Some(TextChoice { index, text, logprobs, ending: Ending::default(), token_models: None })
     }
 
-    fn part(&mut self, piece: Piece) -> TextChoice {
+    fn part(&mut self, piece: Piece) -> Option<TextChoice> {
         let Piece { index, text, tokens, ending } = piece;
         let text = self.spaced(index, text, &tokens);
-        TextChoice {
+        Some(TextChoice {
             index,
             text,
             logprobs: if tokens.is_empty() { None } else { self.logprobs(index, &tokens) },
             ending,
             token_models: self.detail.makers(&tokens).filter(|_| !tokens.is_empty()),
-        }
+        })
     }
 
     /// The first token of a choice says whether a space was dropped, also if it has no text yet.
@@ -254,7 +258,7 @@ mod tests {
             }
             let tokens = vec![report(id, 0, -1.0)];
             let piece = Piece { index: 0, text: shown.to_owned(), tokens, ending: Ending::default() };
-            joined.push_str(&text.part(piece).text);
+            joined.push_str(&text.part(piece).unwrap().text);
         }
         joined
     }

@@ -33,8 +33,8 @@ pub trait Dialect {
         None
     }
 
-    /// New text and tokens, or the end of a choice.
-    fn part(&mut self, piece: Piece) -> Self::Part;
+    /// New text and tokens, or the end of a choice; none if there is nothing to tell yet.
+    fn part(&mut self, piece: Piece) -> Option<Self::Part>;
 
     /// Whether tokens without text are worth a chunk of their own.
     fn carries_tokens(&self) -> bool;

@@ -11,6 +11,7 @@
 mod admin;
 mod answer;
 mod body;
+mod calls;
 mod chat;
 mod choices;
 mod completions;
@@ -29,11 +30,12 @@ mod prompts;
 mod routers;
 mod sse;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod tokens;
 pub mod types;
 mod version;
 
+use crate::text::tools::ToolDialect;
 use actix_web::dev::Server;
 use actix_web::{HttpRequest, HttpServer, middleware, web};
 pub use admin::Reload;
@@ -64,6 +66,11 @@ pub trait ChatTemplate: Send + Sync {
     /// # Errors
     /// What the template says against this conversation; it is shown to the client.
     fn prompt(&self, conversation: &Conversation) -> Result<Prompt, String>;
+
+    /// How its models call tools.
+    fn tools(&self) -> ToolDialect {
+        ToolDialect::default()
+    }
 
     /// How it is written and which tokens it names, for `/tokenizer_info`.
     fn facts(&self) -> TemplateFacts {

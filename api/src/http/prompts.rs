@@ -6,6 +6,7 @@ use super::errors::ApiError;
 use super::types::chat::Conversation;
 use actix_web::web;
 use std::sync::Arc;
+use tokenrouter_core::constraint::ConstraintSpec;
 use tokenrouter_core::job::Prompt;
 use tokenrouter_core::text::{TextCodec, TextError};
 use tokio::sync::Semaphore;
@@ -57,13 +58,24 @@ impl Tokenising {
     /// # Errors
     /// 400 with what the template or the vocabulary says against it.
     pub async fn chat(&self, template: &Arc<dyn ChatTemplate>, conversation: Conversation) -> Result<Prompt, ApiError> {
-        let bytes = conversation.messages.iter().map(|message| message.content.len()).sum();
+        let bytes = conversation.bytes();
         let (template, codec) = (Arc::clone(template), Arc::clone(&self.codec));
         let work = move || {
             let prompt = template.prompt(&conversation)?;
             ids(&*codec, prompt).map_err(|error| error.to_string())
         };
         self.run(bytes, work).await?.map_err(|message| ApiError::field("messages", message))
+    }
+
+    /// Compiles what an answer must be, on another thread: from here on it is found compiled.
+    ///
+    /// # Errors
+    /// 400 naming `field`, with what is wrong with the form.
+    pub async fn form(&self, form: &ConstraintSpec, field: &str) -> Result<(), ApiError> {
+        let (form, codec) = (form.clone(), Arc::clone(&self.codec));
+        // Which tokens end the answer is no matter of the form.
+        let work = move || codec.constraint(&form, &[0]).map(drop);
+        self.run(usize::MAX, work).await?.map_err(|error| ApiError::field(field, error.0))
     }
 
     /// Does the work here, or on another thread if it takes long. It holds its turn to its end even if the client goes.

@@ -91,7 +91,7 @@ impl<D: Dialect> Writer<D> {
             }
         };
         let part = self.dialect.part(piece);
-        Frames { text: self.chunk(vec![part]), last: false }
+        Frames { text: part.map(|part| self.chunk(vec![part])).unwrap_or_default(), last: false }
     }
 
     /// The end of a stream whose choices have all finished.

@@ -12,10 +12,14 @@ mod guard;
 mod pre_tokenizers;
 mod python;
 mod template;
+mod template_tools;
 mod tokenizer;
+pub mod tools;
 
+pub use grammar::Grammars;
 pub use guard::ControlGuard;
 pub use template::{ChatInput, ChatTemplate, NamedTokens, TemplateError};
+pub use template_tools::ToolSupport;
 pub use tokenizer::Tokenizer;
 
 use serde_json::Value as Json;

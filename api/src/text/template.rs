@@ -6,6 +6,7 @@
 
 use super::guard::ControlGuard;
 use super::python::{json_dumps, strftime};
+use super::template_tools::ToolSupport;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
@@ -64,6 +65,7 @@ pub struct NamedTokens {
 pub struct ChatTemplate {
     environment: Environment<'static>,
     tokens: NamedTokens,
+    tools: ToolSupport,
 }
 
 impl ChatTemplate {
@@ -78,8 +80,9 @@ impl ChatTemplate {
         }
         let mut environment = environment().map_err(unusable)?;
         environment.add_template_owned(NAME, without_generation_blocks(source)).map_err(unusable)?;
-        let template = ChatTemplate { environment, tokens };
+        let mut template = ChatTemplate { environment, tokens, tools: ToolSupport::default() };
         template.try_out()?;
+        template.tools = ToolSupport::of(&template);
         Ok(template)
     }
 
@@ -91,6 +94,11 @@ impl ChatTemplate {
     /// The names of the tokens it can write.
     pub fn tokens(&self) -> &NamedTokens {
         &self.tokens
+    }
+
+    /// What it makes of tools.
+    pub fn tools(&self) -> ToolSupport {
+        self.tools
     }
 
     /// Renders a conversation; the text is escaped and goes to [`super::Tokenizer::encode_escaped`].
@@ -264,7 +272,8 @@ fn with_parsed_arguments(message: &Json) -> Json {
         let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments")) else {
             continue;
         };
-        let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Map<String, Json>>(text).ok());
+        let text = arguments.as_str().map(|text| if text.trim().is_empty() { "{}" } else { text });
+        let parsed = text.and_then(|text| serde_json::from_str::<Map<String, Json>>(text).ok());
         if let Some(parsed) = parsed {
             *arguments = parsed.into();
         }

@@ -7,6 +7,7 @@ use super::bytes::Spelling;
 use super::description::{self, Adjusted, Kind, Row};
 use super::grammar::Grammars;
 use super::guard::{ControlGuard, MARK};
+use super::tools::SHOWN_TOKENS;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -121,6 +122,7 @@ impl TextCodec for Tokenizer {
 
     fn is_special(&self, id: TokenId) -> bool {
         self.tokens.kind(id) == Some(Kind::Control)
+            && !SHOWN_TOKENS.iter().any(|shown| self.tokens.bytes(id) == Some(shown.as_bytes()))
     }
 
     fn vocab_size(&self) -> u32 {

@@ -5,7 +5,7 @@ globalThis.AI_SDK_LOG_WARNINGS = false;
 
 import assert from "node:assert/strict";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, generateText, streamText } from "ai";
+import { APICallError, generateObject, generateText, jsonSchema, stepCountIs, streamObject, streamText, tool } from "ai";
 import { check, failure, idle, main, onceBusy, prompt, url } from "./checks.mjs";
 
 const provider = createOpenAICompatible({ name: "tokenrouter", baseURL: `${url}/v1`, apiKey: "none", includeUsage: true });
@@ -68,6 +68,56 @@ check("stop sequences and penalties", async () => {
   assert.equal(cut.finishReason, "stop");
   const penalised = { topP: 0.9, presencePenalty: 0.5, frequencyPenalty: 0.5 };
   await generateText({ ...base, ...penalised, model: provider.chatModel(routed) });
+});
+
+const number = { type: "integer", minimum: 0, maximum: 99 };
+const sum = { type: "object", properties: { a: number, b: number }, required: ["a", "b"], additionalProperties: false };
+const add = tool({ description: "Adds.", inputSchema: jsonSchema(sum), execute: async ({ a, b }) => a + b });
+const held = { maxOutputTokens: 120, tools: { add }, toolChoice: "required" };
+
+check("tools", async () => {
+  const model = provider.chatModel(routed);
+  const answer = await generateText({ ...base, ...held, model });
+  assert.equal(answer.finishReason, "tool-calls");
+  const [call] = answer.toolCalls;
+  assert.deepEqual([answer.toolCalls.length, call.toolName, Object.keys(call.input)], [1, "add", ["a", "b"]]);
+  assert.equal(answer.toolResults[0].output, call.input.a + call.input.b);
+  counted(answer.usage);
+  const named = await generateText({ ...base, ...held, model, toolChoice: { type: "tool", toolName: "add" } });
+  assert.deepEqual(named.toolCalls[0].input, call.input);
+});
+
+check("results go back", async () => {
+  const prepareStep = ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? "required" : "none" });
+  const answer = await generateText({
+    ...base, ...held, model: provider.chatModel(routed), stopWhen: stepCountIs(2), prepareStep,
+  });
+  assert.equal(answer.steps.length, 2);
+  assert.equal(answer.steps[0].toolCalls.length, 1);
+  assert.deepEqual(answer.steps[1].toolCalls, []);
+  assert(["stop", "length"].includes(answer.finishReason), answer.finishReason);
+});
+
+check("a stream of calls", async () => {
+  const model = provider.chatModel(routed);
+  const whole = await generateText({ ...base, ...held, model });
+  const result = streamText({ ...base, ...held, model, onError: () => {} });
+  const seen = await parts(result);
+  const calls = seen.filter((part) => part.type === "tool-call");
+  assert.deepEqual(calls.map((part) => [part.toolName, part.input]), [["add", whole.toolCalls[0].input]]);
+  assert(seen.filter((part) => part.type === "tool-input-delta").length > 1, "the input came in one piece");
+  assert.equal(await result.finishReason, "tool-calls");
+});
+
+check("objects of a schema", async () => {
+  const structured = createOpenAICompatible({
+    name: "tokenrouter", baseURL: `${url}/v1`, apiKey: "none", supportsStructuredOutputs: true,
+  });
+  const wanted = { ...base, maxOutputTokens: 120, model: structured.chatModel(routed), schema: jsonSchema(sum) };
+  const { object } = await generateObject(wanted);
+  assert.deepEqual(Object.keys(object), ["a", "b"]);
+  const result = streamObject({ ...wanted, onError: () => {} });
+  assert.deepEqual(await result.object, object);
 });
 
 check("errors", async () => {

@@ -102,6 +102,55 @@ check("log-probabilities", async () => {
   assert.equal(lists.tokens.length, lists.text_offset.length);
 });
 
+const number = { type: "integer", minimum: 0, maximum: 99 };
+const sum = { type: "object", properties: { a: number, b: number }, required: ["a", "b"], additionalProperties: false };
+const tools = [{ type: "function", function: { name: "add", description: "Adds.", parameters: sum, strict: true } }];
+const held = { tools, tool_choice: "required", parallel_tool_calls: false, max_tokens: 120 };
+
+check("tools", async () => {
+  const [{ message, finish_reason: reason }] = (await chat(held)).choices;
+  assert.deepEqual([reason, message.content, message.tool_calls.length], ["tool_calls", null, 1]);
+  const [call] = message.tool_calls;
+  const made = JSON.parse(call.function.arguments);
+  assert.deepEqual([call.type, call.function.name, Object.keys(made)], ["function", "add", ["a", "b"]]);
+  const named = await chat({ ...held, tool_choice: { type: "function", function: { name: "add" } } });
+  assert.deepEqual(JSON.parse(named.choices[0].message.tool_calls[0].function.arguments), made);
+  const result = { role: "tool", tool_call_id: call.id, content: String(made.a + made.b) };
+  const last = await chat({ messages: [...messages, message, result] });
+  assert.equal(typeof last.choices[0].message.content, "string");
+  await refused(chat({ tools, tool_choice: { type: "function", function: { name: "take" } } }), OpenAI.BadRequestError, {
+    param: "tool_choice",
+  });
+});
+
+check("a stream of calls", async () => {
+  const whole = (await chat(held)).choices[0].message.tool_calls[0].function;
+  const gathered = await client.chat.completions.stream({ ...base, messages, ...held }).finalChatCompletion();
+  const [{ message, finish_reason: reason }] = gathered.choices;
+  assert.deepEqual([reason, message.content, message.tool_calls.length], ["tool_calls", null, 1]);
+  const { name, arguments: text } = message.tool_calls[0].function;
+  assert.deepEqual([name, text], [whole.name, whole.arguments]);
+});
+
+check("the helper that runs tools", async () => {
+  const seen = [];
+  const run = ({ a, b }) => (seen.push([a, b]), String(a + b));
+  const callable = { type: "function", function: { ...tools[0].function, function: run, parse: JSON.parse } };
+  const choice = { type: "function", function: { name: "add" } };
+  const runner = client.chat.completions.runTools({ ...base, ...held, messages, tools: [callable], tool_choice: choice });
+  await runner.done();
+  assert.equal(seen.length, 1);
+  assert.equal(await runner.finalFunctionToolCallResult(), String(seen[0][0] + seen[0][1]));
+});
+
+check("JSON of a schema", async () => {
+  const form = { type: "json_schema", json_schema: { name: "sum", schema: sum, strict: true } };
+  const whole = (await chat({ response_format: form, max_tokens: 120 })).choices[0].message.content;
+  assert.deepEqual(Object.keys(JSON.parse(whole)), ["a", "b"]);
+  const chunks = await all(chat({ response_format: form, max_tokens: 120, stream: true }));
+  assert.equal(chunks.map((chunk) => chunk.choices[0].delta.content ?? "").join(""), whole);
+});
+
 check("errors", async () => {
   const bad = OpenAI.BadRequestError;
   await refused(chat({ temperature: 9 }), bad, { status: 400, param: "temperature", type: "invalid_request_error" });

@@ -128,7 +128,7 @@ impl Stage {
         let prompt = |problem: Problem| {
             let text = problem.question;
             let prompt = match served.first().filter(|served| served.chat.is_some()) {
-                Some(served) => run::chat_prompt(served, &[Message { role: Role::User, content: text }])?,
+                Some(served) => run::chat_prompt(served, &[Message::new(Role::User, text)])?,
                 None => run::raw_prompt(&text),
             };
             tokens(loaded, prompt)

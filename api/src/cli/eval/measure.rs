@@ -92,7 +92,7 @@ impl Settings {
         if self.raw {
             return Ok(run::raw_prompt(&problem.question));
         }
-        run::chat_prompt(served, &[Message { role: Role::User, content: problem.question.clone() }])
+        run::chat_prompt(served, &[Message::new(Role::User, problem.question.as_str())])
     }
 
     fn job(&self, (prompt, seed): (Prompt, u64), (served, target): (&Served, Target)) -> Job {

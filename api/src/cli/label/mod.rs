@@ -158,7 +158,7 @@ fn prompts(loaded: &Loaded, problems: &[Problem], raw: bool) -> Result<Vec<Vec<T
         let prompt = if raw {
             run::raw_prompt(&problem.question)
         } else {
-            run::chat_prompt(served, &[Message { role: Role::User, content: problem.question.clone() }])?
+            run::chat_prompt(served, &[Message::new(Role::User, problem.question.as_str())])?
         };
         match prompt {
             Prompt::Ids(ids) => Ok(ids),

@@ -111,7 +111,7 @@ fn jobs(loaded: &Loaded, args: &Args, questions: &[String]) -> Result<Vec<Job>, 
         if args.raw {
             return Ok(run::raw_prompt(question));
         }
-        run::chat_prompt(served, &[Message { role: Role::User, content: question.clone() }])
+        run::chat_prompt(served, &[Message::new(Role::User, question.as_str())])
     };
     let job = |(index, question): (usize, &String)| {
         let generation = Generation {

@@ -1,65 +1,50 @@
-//! `POST /v1/chat/completions`: the request. Owner: the HTTP layer. Invariant: roles and contents are text the template
-//! can show; whatever it cannot is refused.
+//! `POST /v1/chat/completions`: the request. Owner: the HTTP layer. Invariant: what a request says is honoured or refused
+//! by name.
 
 use super::fields::{Fields, wrong_type};
 use super::generation::{Generation, TOP_LOGPROBS_MAX, check_token_bounds};
+use super::messages::read_messages;
+pub use super::messages::{Message, Role, ToolCall};
+use super::tools::{Calls, Choice, Tool, read_tools};
 use crate::http::errors::ApiError;
 use serde_json::{Map, Value};
-
-/// Messages a conversation may have.
-pub(super) const MESSAGES_MAX: usize = 4096;
 
 /// Template variables the server sets itself.
 pub(super) const RESERVED_VARIABLES: [&str; 5] =
     ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
-
-/// Who speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// Instructions (`developer` is its newer name at OpenAI).
-    System,
-    /// The user.
-    User,
-    /// The model.
-    Assistant,
-}
-
-impl Role {
-    /// The word chat templates know.
-    pub fn name(self) -> &'static str {
-        match self {
-            Role::System => "system",
-            Role::User => "user",
-            Role::Assistant => "assistant",
-        }
-    }
-}
-
-/// One turn of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// Who speaks.
-    pub role: Role,
-    /// What is said; several text parts are joined as they are.
-    pub content: String,
-}
 
 /// What a chat template is given.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conversation {
     /// The turns so far; at least one.
     pub messages: Vec<Message>,
+    /// What may be called.
+    pub tools: Vec<Tool>,
     /// Further variables of the template (`chat_template_kwargs`), for example `enable_thinking`.
     pub variables: Option<Map<String, Value>>,
 }
 
 impl Conversation {
-    /// Takes the messages and the variables of the template.
+    /// A conversation of nothing but messages.
+    pub fn of(messages: Vec<Message>) -> Self {
+        Conversation { messages, tools: Vec::new(), variables: None }
+    }
+
+    /// Takes the messages, the tools and the variables of the template.
     ///
     /// # Errors
     /// 400 naming the field that is wrong or not available.
     pub fn read(fields: &mut Fields) -> Result<Self, ApiError> {
-        Ok(Conversation { messages: read_messages(fields)?, variables: read_variables(fields)? })
+        Ok(Conversation {
+            messages: read_messages(fields)?,
+            tools: read_tools(fields)?,
+            variables: read_variables(fields)?,
+        })
+    }
+
+    /// Bytes of its texts.
+    pub fn bytes(&self) -> usize {
+        self.messages.iter().map(Message::bytes).sum()
     }
 }
 
@@ -68,6 +53,8 @@ impl Conversation {
 pub struct ChatRequest {
     /// What is said so far.
     pub conversation: Conversation,
+    /// Whether the answer calls tools.
+    pub calls: Calls,
     /// Alternatives to report per token, when log-probabilities were asked for.
     pub logprobs: Option<u8>,
     /// The shared fields.
@@ -82,14 +69,18 @@ impl ChatRequest {
     pub fn read(body: Value, vocab_size: u32) -> Result<Self, ApiError> {
         let mut fields = Fields::of(body, "")?;
         let mut generation = Generation::read(&mut fields, vocab_size)?;
-        let conversation = Conversation::read(&mut fields)?;
+        let mut conversation = Conversation::read(&mut fields)?;
+        let calls = Calls::read(&mut fields, &conversation.tools)?;
+        if calls.choice == Choice::None {
+            conversation.tools.clear();
+        }
         let logprobs = read_logprobs(&mut fields)?;
         let newer = fields.count("max_completion_tokens")?;
         generation.stop.max_tokens = one_limit(generation.stop.max_tokens, newer)?;
         check_token_bounds(&generation.stop)?;
         refuse_unavailable(&mut fields)?;
         fields.finish()?;
-        Ok(ChatRequest { conversation, logprobs, generation })
+        Ok(ChatRequest { conversation, calls, logprobs, generation })
     }
 }
 
@@ -116,16 +107,9 @@ fn read_logprobs(fields: &mut Fields) -> Result<Option<u8>, ApiError> {
 
 fn refuse_unavailable(fields: &mut Fields) -> Result<(), ApiError> {
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    fields.neutral("tools", empty, "tools are not supported; leave tools out")?;
-    fields.neutral("functions", empty, "functions are not supported; leave functions out")?;
+    fields.neutral("functions", empty, "functions are not supported; use tools")?;
     let none = |value: &Value| value == "none";
-    fields.neutral("tool_choice", none, "tools are not supported; tool_choice can only be \"none\"")?;
-    fields.neutral("function_call", none, "functions are not supported; function_call can only be \"none\"")?;
-    fields.neutral(
-        "response_format",
-        |value| value.as_object().is_some_and(|format| format.len() == 1) && value["type"] == "text",
-        "response_format can only be {\"type\": \"text\"}",
-    )?;
+    fields.neutral("function_call", none, "functions are not supported; use tools and tool_choice")?;
     fields.neutral("echo", |value| value == &Value::Bool(false), "echo is for /v1/completions")
 }
 
@@ -144,84 +128,6 @@ fn read_variables(fields: &mut Fields) -> Result<Option<Map<String, Value>>, Api
         }
         None => Ok(Some(variables)),
     }
-}
-
-fn read_messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
-    let path = fields.path("messages");
-    let values = match fields.take("messages") {
-        None => return Err(ApiError::field(path, "messages is missing; send a list of {role, content}")),
-        Some(Value::Array(values)) => values,
-        Some(other) => return Err(wrong_type(&path, "a list of messages", &other)),
-    };
-    if values.is_empty() {
-        return Err(ApiError::field(path, "messages is empty; send at least one message"));
-    }
-    if values.len() > MESSAGES_MAX {
-        return Err(ApiError::field(
-            path,
-            format!("messages has {} entries; at most {MESSAGES_MAX} are allowed", values.len()),
-        ));
-    }
-    values.into_iter().enumerate().map(|(at, value)| read_message(value, format!("{path}[{at}]"))).collect()
-}
-
-fn read_message(value: Value, path: String) -> Result<Message, ApiError> {
-    let mut fields = Fields::of(value, path)?;
-    let role_path = fields.path("role");
-    let role = match fields.text("role")?.as_deref() {
-        Some("system" | "developer") => Role::System,
-        Some("user") => Role::User,
-        Some("assistant") => Role::Assistant,
-        Some(role @ ("tool" | "function")) => {
-            return Err(ApiError::unsupported(
-                role_path,
-                format!("role {role:?} is not supported: tools are not available"),
-            ));
-        }
-        Some(other) => {
-            let shown: String = other.chars().take(32).collect();
-            let message = format!("role {shown:?} is unknown; use system, developer, user or assistant");
-            return Err(ApiError::field(role_path, message));
-        }
-        None => return Err(ApiError::field(role_path, "role is missing; use system, developer, user or assistant")),
-    };
-    let content_path = fields.path("content");
-    let content = match fields.take("content") {
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => join_parts(parts, &content_path)?,
-        Some(other) => return Err(wrong_type(&content_path, "a string or a list of text parts", &other)),
-        None => return Err(ApiError::field(content_path, "content is missing; send a string or a list of text parts")),
-    };
-    let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    fields.neutral("tool_calls", empty, "tool calls are not supported")?;
-    fields.neutral("annotations", empty, "annotations are not supported")?;
-    fields.neutral("name", |_| false, "names of speakers are not supported; leave name out")?;
-    fields.finish()?;
-    Ok(Message { role, content })
-}
-
-fn join_parts(parts: Vec<Value>, path: &str) -> Result<String, ApiError> {
-    let mut content = String::new();
-    for (at, part) in parts.into_iter().enumerate() {
-        let mut fields = Fields::of(part, format!("{path}[{at}]"))?;
-        let kind_path = fields.path("type");
-        match fields.text("type")?.as_deref() {
-            Some("text") => {}
-            Some(kind) => {
-                let shown: String = kind.chars().take(32).collect();
-                return Err(ApiError::unsupported(
-                    kind_path,
-                    format!("{shown:?} parts are not supported; only text parts are"),
-                ));
-            }
-            None => return Err(ApiError::field(kind_path, "type is missing; only text parts are supported")),
-        }
-        let text_path = fields.path("text");
-        let text = fields.text("text")?;
-        content.push_str(&text.ok_or_else(|| ApiError::field(text_path, "text is missing"))?);
-        fields.finish()?;
-    }
-    Ok(content)
 }
 
 #[cfg(test)]
@@ -250,6 +156,35 @@ mod tests {
         assert_eq!(seen, vec![(Role::System, "be brief"), (Role::User, "ab"), (Role::Assistant, "c")]);
     }
 
+    fn call(id: &str, name: &str) -> Value {
+        json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}})
+    }
+
+    #[test]
+    fn calls_and_results_reach_the_template_as_openai_writes_them() {
+        let messages = json!([
+            {"role": "user", "content": "x", "name": "bob"},
+            {"role": "assistant", "content": null, "tool_calls": [call("1", "f"), call("2", "g")]},
+            {"role": "tool", "content": [{"type": "text", "text": "r"}], "tool_call_id": "2"},
+            {"role": "assistant", "content": "y", "tool_calls": [call("1", "h")]},
+            {"role": "tool", "content": "s", "tool_call_id": "1", "name": "own"},
+        ]);
+        let request = with("messages", messages.clone()).unwrap();
+        let shown: Vec<Value> = request.conversation.messages.iter().map(Message::for_template).collect();
+        let mut expected = messages;
+        expected[2]["content"] = json!("r");
+        expected[2]["name"] = json!("g");
+        assert_eq!(json!(shown), expected);
+    }
+
+    #[test]
+    fn a_choice_of_none_shows_no_tools() {
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        let body = |choice: &str| json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [tool], "tool_choice": choice});
+        let shown = |choice| ChatRequest::read(body(choice), 100).unwrap().conversation.tools.len();
+        assert_eq!((shown("none"), shown("auto"), shown("required")), (0, 1, 1));
+    }
+
     #[test]
     fn what_a_message_cannot_be_is_refused_by_path() {
         let cases = [
@@ -257,11 +192,23 @@ mod tests {
             ("messages", json!("hi")),
             ("messages[0]", json!(["hi"])),
             ("messages[0].role", json!([{"content": "x"}])),
-            ("messages[0].role", json!([{"role": "tool", "content": "x", "tool_call_id": "1"}])),
+            ("messages[0].role", json!([{"role": "function", "name": "f", "content": "x"}])),
+            ("messages[0].tool_call_id", json!([{"role": "tool", "content": "x"}])),
+            ("messages[0].tool_call_id", json!([{"role": "tool", "content": "x", "tool_call_id": "1"}])),
+            ("messages[0].tool_call_id", json!([{"role": "user", "content": "x", "tool_call_id": "1"}])),
+            ("messages[0].tool_calls", json!([{"role": "user", "content": "x", "tool_calls": [call("1", "f")]}])),
+            ("messages[0].tool_calls", json!([{"role": "assistant", "tool_calls": vec![call("1", "f"); 129]}])),
+            ("messages[0].tool_calls[0].id", json!([{"role": "assistant", "tool_calls": [{"type": "function"}]}])),
+            (
+                "messages[0].tool_calls[1].function.name",
+                json!([{"role": "assistant", "tool_calls": [call("1", "f"), call("2", "f g")]}]),
+            ),
+            ("messages[0].content", json!([{"role": "assistant", "tool_calls": []}])),
             ("messages[0].role", json!([{"role": "wizard", "content": "x"}])),
             ("messages[0].content", json!([{"role": "user"}])),
             ("messages[0].content", json!([{"role": "user", "content": 3}])),
-            ("messages[0].name", json!([{"role": "user", "content": "x", "name": "bob"}])),
+            ("messages[0].name", json!([{"role": "user", "content": "x", "name": ""}])),
+            ("messages[0].name", json!([{"role": "user", "content": "x", "name": "x".repeat(65)}])),
             ("messages[0].audio", json!([{"role": "user", "content": "x", "audio": {}}])),
             (
                 "messages[1].content[0].type",
@@ -281,9 +228,7 @@ mod tests {
     #[test]
     fn unavailable_features_are_refused_and_their_neutral_values_accepted() {
         let cases = [
-            ("tools", json!([{"type": "function"}]), json!([])),
-            ("tool_choice", json!("auto"), json!("none")),
-            ("response_format", json!({"type": "json_object"}), json!({"type": "text"})),
+            ("function_call", json!("auto"), json!("none")),
             ("functions", json!([{}]), json!(null)),
             ("echo", json!(true), json!(false)),
         ];

@@ -54,12 +54,7 @@ fn refuse_unavailable(fields: &mut Fields, n: u32) -> Result<(), ApiError> {
     if best_of.is_some_and(|best_of| best_of != i64::from(n)) {
         return Err(ApiError::unsupported("best_of", "best_of is not supported; use n"));
     }
-    fields.neutral("suffix", |value| value == "", "suffix is not supported; leave it out")?;
-    fields.neutral(
-        "response_format",
-        |value| value.as_object().is_some_and(|format| format.len() == 1) && value["type"] == "text",
-        "response_format can only be {\"type\": \"text\"}",
-    )
+    fields.neutral("suffix", |value| value == "", "suffix is not supported; leave it out")
 }
 
 fn read_prompts(fields: &mut Fields, vocab_size: u32) -> Result<Vec<Prompt>, ApiError> {
@@ -143,7 +138,6 @@ mod tests {
         for (field, bad, neutral) in [
             ("best_of", json!(2), json!(1)),
             ("suffix", json!("end"), json!("")),
-            ("response_format", json!({"type": "json_object"}), json!({"type": "text"})),
             ("logprobs", json!(true), json!(0)),
             ("logprobs", json!(21), json!(20)),
             ("echo", json!(1), json!(true)),

@@ -54,6 +54,15 @@ impl Fields {
         }
     }
 
+    /// Takes a text that must be there.
+    ///
+    /// # Errors
+    /// 400 naming the field when it is absent or has another type.
+    pub fn required_text(&mut self, name: &'static str) -> Result<String, ApiError> {
+        let text = self.text(name)?;
+        text.ok_or_else(|| ApiError::field(self.path(name), format!("{name} is missing; send a string")))
+    }
+
     /// Takes a truth value.
     ///
     /// # Errors

@@ -2,8 +2,10 @@
 //! Invariant: every number is inside its range and every token id inside the vocabulary.
 
 use super::fields::{Fields, token_id, token_ids, wrong_type};
+use super::response_format::{self, RESPONSE_FORMAT};
 use crate::http::errors::ApiError;
 use serde_json::Value;
+use tokenrouter_core::constraint::ConstraintSpec;
 use tokenrouter_core::ids::TokenId;
 use tokenrouter_core::job::{Job, Prompt, StopRules, Target};
 use tokenrouter_core::sampling::SamplingParams;
@@ -79,6 +81,8 @@ pub struct Generation {
     pub routing: Option<Value>,
     /// When generation ends.
     pub stop: StopRules,
+    /// What the answer must be.
+    pub constraint: Option<ConstraintSpec>,
     sampling: Sampling,
 }
 
@@ -93,13 +97,19 @@ impl Generation {
             model.ok_or_else(|| ApiError::field("model", "model is missing; GET /v1/models lists the valid names"))?;
         accept_harmless(fields)?;
         let n = fields.integer("n", 1..=CHOICES_MAX)?.unwrap_or(1);
+        let stop = read_stop_rules(fields, vocab_size)?;
+        let constraint = response_format::read(fields)?;
+        if constraint.is_some() {
+            response_format::check_ends(RESPONSE_FORMAT, &stop)?;
+        }
         Ok(Generation {
             model,
             n: u32::try_from(n).unwrap_or(1),
             streaming: read_streaming(fields)?,
             token_models: fields.flag("return_token_models")?.unwrap_or(false),
             routing: read_routing(fields)?,
-            stop: read_stop_rules(fields, vocab_size)?,
+            stop,
+            constraint,
             sampling: read_sampling(fields, vocab_size)?,
         })
     }
@@ -125,7 +135,7 @@ impl Generation {
             },
             stop: self.stop.clone(),
             logprobs: place.logprobs,
-            constraint: None,
+            constraint: self.constraint.clone(),
             prompt_logprobs: None,
             entropy: false,
         }
@@ -146,7 +156,6 @@ pub struct JobPlace {
 /// Fields that change nothing here and are accepted for the sake of clients that always send them.
 fn accept_harmless(fields: &mut Fields) -> Result<(), ApiError> {
     fields.text("user")?;
-    fields.flag("parallel_tool_calls")?;
     fields.neutral("metadata", Value::is_object, "metadata must be an object")?;
     fields.neutral("store", |value| value == &Value::Bool(false), "this server stores nothing; leave store out")?;
     Ok(())
@@ -347,7 +356,6 @@ mod tests {
             ("store", json!(true)),
             ("metadata", json!(5)),
             ("user", json!(5)),
-            ("parallel_tool_calls", json!(5)),
             ("service_tier", json!("flex")),
         ];
         for (field, value) in cases {
@@ -362,7 +370,7 @@ mod tests {
 
     #[test]
     fn harmless_fields_and_nulls_are_accepted() {
-        let body = json!({"user": "u", "metadata": {"a": "b"}, "store": false, "parallel_tool_calls": true,
+        let body = json!({"user": "u", "metadata": {"a": "b"}, "store": false,
             "temperature": null, "stop": null, "logit_bias": null, "stream_options": null, "seed": null, "n": null});
         assert_eq!(read(body).unwrap().n, 1);
     }

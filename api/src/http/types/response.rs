@@ -30,8 +30,8 @@ pub struct Envelope<C> {
 /// Why and at what a choice ended; null members before its end.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct Ending {
-    /// `stop` or `length`.
-    #[schemars(extend("enum" = ["stop", "length", null]))]
+    /// `stop`, `length`, or of a chat that called a tool `tool_calls`.
+    #[schemars(extend("enum" = ["stop", "length", "tool_calls", null]))]
     pub finish_reason: Option<&'static str>,
     /// The stop string or stop token that ended it, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -81,10 +81,59 @@ pub struct ChatChoice {
 pub struct AnswerMessage {
     /// Always `assistant`.
     pub role: &'static str,
-    /// The text.
-    pub content: String,
+    /// The text; null when the answer only calls tools.
+    pub content: Option<String>,
+    /// The calls, if it makes any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<CallReport>,
     /// Always null: this server does not refuse on content.
     pub refusal: Option<String>,
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct CallReport {
+    /// Unique; the result names it.
+    pub id: String,
+    /// Always `function`.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// What is called.
+    pub function: FunctionReport,
+}
+
+/// Part of [`CallReport`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct FunctionReport {
+    /// One of the request's tools.
+    pub name: String,
+    /// JSON text that follows the tool's schema; incomplete when the answer was cut.
+    pub arguments: String,
+}
+
+/// What a chunk says of a call: all but the arguments comes once, with its first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct CallDelta {
+    /// Place among the calls.
+    pub index: usize,
+    /// See [`CallReport::id`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Always `function`.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    /// What is new of it.
+    pub function: FunctionDelta,
+}
+
+/// Part of [`CallDelta`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct FunctionDelta {
+    /// See [`FunctionReport::name`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Text to append.
+    pub arguments: String,
 }
 
 /// A choice of `chat.completion.chunk`.
@@ -113,6 +162,9 @@ pub struct Delta {
     /// Text to append.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// What is new of calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<CallDelta>,
 }
 
 /// A choice of `text_completion`, whole or streamed.

@@ -2,9 +2,11 @@
 //! readers beside it take and forbids what they refuse, as far as JSON Schema can say it; the tests hold field names and
 //! bounds of both together.
 
-use super::chat::{MESSAGES_MAX, RESERVED_VARIABLES};
+use super::chat::RESERVED_VARIABLES;
 use super::completions::MAX_TOKENS_DEFAULT;
 use super::generation::{CHOICES_MAX, STOP_BYTES_MAX, STOPS_MAX, TOP_LOGPROBS_MAX};
+use super::messages::{CALLS_MAX, MESSAGES_MAX, SPEAKER_CHARS_MAX};
+use super::tools::{NAME_MAX, TOOLS_MAX};
 use serde_json::{Map, Value, json};
 
 /// What the schemas need to know of the server.
@@ -80,14 +82,23 @@ fn no_items(description: &str) -> Value {
     optional(json!({"type": "array", "maxItems": 0}), description)
 }
 
-fn text_format() -> Value {
-    let text = json!({
-        "type": "object",
-        "properties": {"type": {"type": "string", "const": "text"}},
-        "required": ["type"],
-        "additionalProperties": false,
-    });
-    optional(text, "Only text.")
+fn response_format() -> Value {
+    let kind = |name: &str| json!({"type": "string", "const": name});
+    let named = object(
+        &["name"],
+        json!({
+            "name": {"type": "string", "pattern": format!("^[a-zA-Z0-9_-]{{1,{NAME_MAX}}}$")},
+            "description": optional(json!({"type": "string"}), "Not used."),
+            "schema": optional(json!({"type": "object"}), "JSON schema of the answer. Default: any object."),
+            "strict": flag("Accepted; answers always follow the schema."),
+        }),
+    );
+    let formats = [
+        object(&["type"], json!({"type": kind("text")})),
+        object(&["type"], json!({"type": kind("json_object")})),
+        object(&["type", "json_schema"], json!({"type": kind("json_schema"), "json_schema": named})),
+    ];
+    optional(json!({"anyOf": formats}), "What the answer must be; it ends when it is complete. Default: text.")
 }
 
 /// The fields of `Generation`.
@@ -128,7 +139,7 @@ fn generation(shape: &Shape) -> Map<String, Value> {
         "user": optional(json!({"type": "string"}), "Accepted and not used."),
         "metadata": optional(json!({"type": "object"}), "Accepted and not used."),
         "store": only(json!(false), "Nothing is stored."),
-        "parallel_tool_calls": flag("Accepted and not used."),
+        "response_format": response_format(),
     })));
     fields
 }
@@ -149,20 +160,57 @@ fn stopping(shape: &Shape) -> Map<String, Value> {
     }))
 }
 
+/// An object of type `function` with these members of its function.
+fn function(required: &[&str], mut members: Value, mut beside: Value) -> Value {
+    members["name"] = json!({"type": "string", "pattern": format!("^[a-zA-Z0-9_-]{{1,{NAME_MAX}}}$")});
+    beside["type"] = json!({"type": "string", "const": "function"});
+    beside["function"] = object(required, members);
+    let names: Vec<&str> = beside.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
+    object(&names, beside.clone())
+}
+
 fn messages() -> Value {
     let part =
         object(&["type", "text"], json!({"type": {"type": "string", "const": "text"}, "text": {"type": "string"}}));
-    let message = object(
-        &["role", "content"],
-        json!({
-            "role": {"type": "string", "enum": ["system", "developer", "user", "assistant"]},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]},
-            "tool_calls": no_items("Tools are not available."),
+    let content = json!({"anyOf": [{"type": "string"}, {"type": "array", "items": part}]});
+    let name = json!({"type": "string", "minLength": 1, "maxLength": SPEAKER_CHARS_MAX});
+    let call =
+        function(&["name", "arguments"], json!({"arguments": {"type": "string"}}), json!({"id": {"type": "string"}}));
+    let turn = |roles: &[&str], required: &[&str], extra: Value| {
+        let mut fields = members(json!({
+            "role": {"type": "string", "enum": roles},
+            "content": content,
+            "name": optional(name.clone(), "Who speaks, where the chat template shows it."),
             "annotations": no_items("Annotations are not supported."),
-            "name": {"type": "null", "description": "Names of speakers are not supported."},
-        }),
-    );
+            "tool_calls": no_items("Only the assistant makes calls."),
+            "tool_call_id": {"type": "null", "description": "Only messages of role tool answer calls."},
+        }));
+        fields.extend(members(extra));
+        object(&[&["role"], required].concat(), Value::Object(fields))
+    };
+    let said = turn(&["system", "developer", "user", "assistant"], &["content"], json!({}));
+    let calls = json!({"type": "array", "items": call, "minItems": 1, "maxItems": CALLS_MAX});
+    let nothing = json!({"anyOf": [content, {"type": "null"}]});
+    let called = turn(&["assistant"], &["tool_calls"], json!({"content": nothing, "tool_calls": calls}));
+    let answered = turn(&["tool"], &["content", "tool_call_id"], json!({"tool_call_id": {"type": "string"}}));
+    let message = json!({"anyOf": [said, called, answered]});
     json!({"type": "array", "items": message, "minItems": 1, "maxItems": MESSAGES_MAX})
+}
+
+fn tools() -> Value {
+    let about = json!({
+        "description": optional(json!({"type": "string"}), "For the model."),
+        "parameters": optional(json!({"type": "object"}), "JSON schema of an object; none without it."),
+        "strict": flag("Accepted; arguments always follow the schema."),
+    });
+    let tool = function(&["name"], about, json!({}));
+    optional(json!({"type": "array", "items": tool, "maxItems": TOOLS_MAX}), "Functions that the answer may call.")
+}
+
+fn tool_choice() -> Value {
+    let one = function(&["name"], json!({}), json!({}));
+    let choice = json!({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, one]});
+    optional(choice, "Whether the answer calls tools, or which one. Default: auto.")
 }
 
 fn template_variables() -> Value {
@@ -180,11 +228,11 @@ pub fn chat(shape: &Shape) -> Value {
         "logprobs": flag("Report log-probabilities."),
         "top_logprobs": integer(0, TOP_LOGPROBS_MAX, "Alternatives per token; only with logprobs: true."),
         "chat_template_kwargs": template_variables(),
-        "tools": no_items("Tools are not available."),
-        "functions": no_items("Functions are not available."),
-        "tool_choice": only(json!("none"), "Tools are not available."),
-        "function_call": only(json!("none"), "Functions are not available."),
-        "response_format": text_format(),
+        "tools": tools(),
+        "tool_choice": tool_choice(),
+        "parallel_tool_calls": flag("Several calls in an answer, where the model's way of calling has them. Default: true."),
+        "functions": no_items("Use tools."),
+        "function_call": only(json!("none"), "Use tools."),
         "echo": only(json!(false), "For /v1/completions."),
     })));
     object(&["model", "messages"], Value::Object(fields))
@@ -208,7 +256,6 @@ pub fn completion(shape: &Shape) -> Value {
         "logprobs": integer(0, TOP_LOGPROBS_MAX, "Report log-probabilities, with so many alternatives per token."),
         "best_of": integer(1, CHOICES_MAX, "Only the value of n."),
         "suffix": only(json!(""), "Not available."),
-        "response_format": text_format(),
     })));
     fields["max_tokens"]["default"] = json!(MAX_TOKENS_DEFAULT);
     object(&["model", "prompt"], Value::Object(fields))
@@ -232,6 +279,7 @@ pub fn tokenize(shape: &Shape) -> Value {
         json!({
             "model": model,
             "messages": messages(),
+            "tools": tools(),
             "prompt": {"type": "null", "description": "A text or a conversation, not both."},
             "chat_template_kwargs": template_variables(),
             "add_generation_prompt": only(json!(true), "The answer's head always follows, as in a chat."),
@@ -272,22 +320,35 @@ mod tests {
 
     fn cases() -> [Case; 5] {
         let shape = Shape { models: vec!["m".to_owned()], vocab_size: VOCAB, guarded: false };
-        let parts = json!([{"role": "user", "content": [{"type": "text", "text": "hi"}]}]);
+        let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+        let parts = json!([
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "x", "tool_call_id": "1"},
+        ]);
+        let function = json!({"type": "function", "function": {"name": "f"}});
         let [text, chat] = [0, 1].map(|index| tokenize(&shape)["anyOf"][index].clone());
         let stream = json!({"include_usage": true});
+        let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}});
         [
             Case {
                 schema: super::chat(&shape),
                 read: |body| ChatRequest::read(body, VOCAB).map(drop),
-                body: json!({"model": "m", "messages": parts, "stream": true, "stream_options": stream, "logprobs": true}),
+                body: json!({"model": "m", "messages": parts, "tools": [function], "tool_choice": function, "response_format": format,
+                    "stream": true, "stream_options": stream, "logprobs": true}),
             },
             Case {
                 schema: completion(&shape),
                 read: |body| CompletionRequest::read(body, VOCAB).map(drop),
-                body: json!({"model": "m", "prompt": "hi", "stream": true, "stream_options": stream}),
+                body: json!({"model": "m", "prompt": "hi", "stream": true, "stream_options": stream,
+                    "response_format": format}),
             },
             Case { schema: text, read: |body| TokenizeRequest::read(body).map(drop), body: json!({"prompt": "hi"}) },
-            Case { schema: chat, read: |body| TokenizeRequest::read(body).map(drop), body: json!({"messages": parts}) },
+            Case {
+                schema: chat,
+                read: |body| TokenizeRequest::read(body).map(drop),
+                body: json!({"messages": parts, "tools": [function]}),
+            },
             Case {
                 schema: detokenize(&shape),
                 read: |body| DetokenizeRequest::read(body, VOCAB).map(drop),
@@ -322,8 +383,6 @@ mod tests {
             let taken: BTreeSet<String> = taken.iter().map(|path| without_places(path)).collect();
             let mut written = BTreeSet::new();
             fields(&schema, "", &mut written);
-            // It is compared as a whole, not read field by field.
-            written.remove("response_format.type");
             assert_eq!(taken, written);
             for name in schema["required"].as_array().unwrap() {
                 let mut lacking = body.clone();
@@ -375,6 +434,8 @@ mod tests {
                 }
                 let with = |value: &Value| {
                     let mut body = body.clone();
+                    // An answer in a form does not go with some of the other fields.
+                    body.as_object_mut().unwrap().remove("response_format");
                     body[name] = value.clone();
                     read(body)
                 };

@@ -212,9 +212,23 @@ fn heads(folder: &Path) -> Vec<Vec<u8>> {
     checkpoints.map(read).chain(converted).filter(|seed| seed.len() <= INPUT_BYTES_MAX).collect()
 }
 
+fn grammar(folder: &Path) -> Vec<Vec<u8>> {
+    fs::copy(root().join("tests/fixtures/tiny/qwen3-f16/tokenizer.json"), folder.join("tokenizer.json"))
+        .expect("it is copied");
+    let forms = [
+        r#"{"type":"object","properties":{"a":{"type":"string","maxLength":5,"pattern":"^[a-z]+$"},"b":{"enum":[1,"x",null]}},
+"required":["a"],"additionalProperties":false}"#,
+        r##"{"anyOf":[{"type":"array","items":{"$ref":"#/$defs/n"},"minItems":1,"maxItems":3},{"const":true}],
+"$defs":{"n":{"type":"integer","minimum":-5,"exclusiveMaximum":100}}}"##,
+        r#"{"type":["number","boolean"],"multipleOf":0.5,"format":"date-time","oneOf":[{"type":"number"}]}"#,
+        "Lstart: \"a\" b* | /[0-9]{1,3}/\nb: \" \" start\n%ignore / /\n",
+    ];
+    forms.iter().map(|form| joined(&[form.as_bytes(), b"\x01\x20\x40\x7f\xff\x03\x09"])).collect()
+}
+
 type Seeds = fn(&Path) -> Vec<Vec<u8>>;
 
-const TARGETS: [(&str, Seeds); 8] = [
+const TARGETS: [(&str, Seeds); 9] = [
     ("gguf", gguf),
     ("safetensors", safetensors),
     ("tokenizer", tokenizer),
@@ -223,6 +237,7 @@ const TARGETS: [(&str, Seeds); 8] = [
     ("body", body),
     ("template", template),
     ("heads", heads),
+    ("grammar", grammar),
 ];
 
 /// The words of the seeds, so that the fuzzer need not guess them.
@@ -266,7 +281,12 @@ fn fuzz(program: &Path, (name, make): (&str, Seeds), seconds: u64) -> Result<Str
     let words = dictionary(&seeds);
     fs::write(folder.join("words"), &words).expect("the scratch folder can be written");
     let mut command = Command::new(program);
-    command.current_dir(&folder).env("FUZZ_TARGET", name).env("FUZZ_SCRATCH", &folder).stdin(Stdio::null());
+    command
+        .current_dir(&folder)
+        .env("FUZZ_TARGET", name)
+        .env("FUZZ_SCRATCH", &folder)
+        .env("RUST_BACKTRACE", "0")
+        .stdin(Stdio::null());
     command.args([format!("-max_total_time={seconds}"), format!("-max_len={INPUT_BYTES_MAX}")]);
     command.args([format!("-rss_limit_mb={MEMORY_MIB}"), format!("-timeout={INPUT_SECONDS_MAX}")]);
     command.args((!words.is_empty()).then_some("-dict=words"));

@@ -15,6 +15,7 @@ use tokenrouter::text::{ChatInput, ChatTemplate, ControlGuard, ModelText, NamedT
 use tokenrouter_actors::link::check::Bounds;
 use tokenrouter_actors::link::wire::{self, Answer, Parcel};
 use tokenrouter_config::LaunchFile;
+use tokenrouter_core::constraint::ConstraintSpec;
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::text::{SpecialTokens, TextCodec};
 use tokenrouter_gpu::heads;
@@ -24,7 +25,7 @@ use tokenrouter_gpu::weights::{self, Gguf, ModelFiles, TextSource};
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const ALL: [(&str, Target); 8] = [
+pub const ALL: [(&str, Target); 9] = [
     ("gguf", gguf),
     ("safetensors", safetensors),
     ("tokenizer", tokenizer),
@@ -33,6 +34,7 @@ pub const ALL: [(&str, Target); 8] = [
     ("body", body),
     ("template", template),
     ("heads", head_files),
+    ("grammar", grammar),
 ];
 
 /// Zeros behind the head of a model file, in place of its tensors.
@@ -209,4 +211,40 @@ fn head_files(data: &[u8]) {
         let path = write("head.pt", data, 0);
         heads::convert(&path, &scratch().join("converted"), None).ok();
     }
+}
+
+/// Tokens of an answer that is looked at.
+const ANSWER_TOKENS: usize = 24;
+
+thread_local! {
+    /// A vocabulary for answers in a form.
+    static WORDS: Tokenizer = {
+        let path = scratch().join("tokenizer.json");
+        let description = serde_json::from_slice(&std::fs::read(path).expect("a tokenizer")).expect("JSON");
+        Tokenizer::from_description(description, None).expect("a good tokenizer")
+    };
+}
+
+/// A JSON schema (or a grammar, after a first byte L), NUL, bytes that choose among the tokens it allows. An answer can
+/// always go on or end.
+fn grammar(data: &[u8]) {
+    let [form, choices] = parts::<2>(data);
+    let spec = match form.split_first() {
+        Some((b'L', lark)) => ConstraintSpec::Lark(text(lark)),
+        _ => ConstraintSpec::Json(text(form)),
+    };
+    WORDS.with(|words| {
+        let end = 2;
+        let Ok(mut answer) = words.constraint(&spec, &[end]) else { return };
+        for &choice in choices.iter().take(ANSWER_TOKENS) {
+            let mask = answer.allowed();
+            let allowed: Vec<u32> = (0..words.vocab_size()).filter(|&id| mask.allows(id)).collect();
+            let Some(&token) = allowed.get(usize::from(choice) % allowed.len().max(1)) else { return };
+            if token == end {
+                return;
+            }
+            assert!(!words.is_special(token), "control token {token} in an answer");
+            answer.commit(token);
+        }
+    });
 }

@@ -12,6 +12,9 @@ from pydantic import BaseModel, Field
 
 from checks import Place, check, main, raises
 
+# LangChain keeps one asynchronous client for all, and that one lives with its loop.
+LOOP = asyncio.new_event_loop()
+
 
 class Suite:
     def __init__(self, place: Place):
@@ -69,7 +72,7 @@ def turns(suite: Suite):
 def batches_and_tasks(suite: Suite):
     one = suite.chat().invoke(suite.place.prompt).content
     assert [answer.content for answer in suite.chat().batch([suite.place.prompt] * 6)] == [one] * 6
-    assert asyncio.run(suite.chat().ainvoke(suite.place.prompt)).content == one
+    assert LOOP.run_until_complete(suite.chat().ainvoke(suite.place.prompt)).content == one
 
 
 @check
@@ -123,7 +126,7 @@ def tools(suite: Suite):
         assert isinstance(result, ToolMessage), result
         last = suite.chat().invoke([HumanMessage(suite.place.prompt), answer, result])
         assert isinstance(last.content, str) and not last.tool_calls, last
-        assert asyncio.run(bound.ainvoke(suite.place.prompt)).tool_calls[0]["args"] == call["args"]
+        assert LOOP.run_until_complete(bound.ainvoke(suite.place.prompt)).tool_calls[0]["args"] == call["args"]
 
 
 @check

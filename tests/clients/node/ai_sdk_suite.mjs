@@ -117,6 +117,7 @@ check("objects of a schema", async () => {
   const { object } = await generateObject(wanted);
   assert.deepEqual(Object.keys(object), ["a", "b"]);
   const result = streamObject({ ...wanted, onError: () => {} });
+  for await (const part of result.fullStream) if (part.type === "error") throw part.error;
   assert.deepEqual(await result.object, object);
 });
 

@@ -27,9 +27,8 @@ const HELD_ELSEWHERE: [(u8, &str, &[Test]); 8] = [
     (
         17,
         "features of the template engine",
-        // The whole templates of Qwen3, Llama 3.1, DeepSeek-R1, SmolLM3 and Gemma are not in the repository: their licences
-        // are those of the models. What they use of the engine is tested feature by feature.
         &[
+            ("tests/tests/chat_templates.rs", "real_templates_render_as_jinja_renders_them"),
             ("api/src/text/template_tests.rs", "tool_arguments_are_values"),
             ("api/src/text/template_tests.rs", "refusals_carry_the_templates_words"),
         ],

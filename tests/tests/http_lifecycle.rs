@@ -165,3 +165,30 @@ async fn health_turns_red_while_work_does_not_move_and_green_when_it_does() {
     }
     server.stop();
 }
+
+#[actix_rt::test]
+async fn choices_of_one_request_are_let_in_together_or_not_at_all() {
+    let server = Server::start(Setup { live_max: 4, ..Setup::default() });
+    server.hold(0);
+    let few = |n: u32| text("small", &json!({"max_tokens": 3, "n": n})).to_string();
+    let mut connections: Vec<Connection> = (0..3).map(|_| Connection::open(server.address)).collect();
+    connections.iter_mut().for_each(|connection| connection.send(&request("POST", TEXT, &few(1))));
+    server.until("three are live", |snapshot| snapshot.live == 3).await;
+    let refused = post(server.address, TEXT, &text("small", &json!({"max_tokens": 3, "n": 2})));
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")), "{}", refused.text);
+    server.until("neither choice was accepted", |snapshot| snapshot.models[0].client.accepted == 3).await;
+    let rejections = r#"vllm:admission_rejections_total{model_name="small",reason="max_num_queued_reqs"}"#;
+    assert_eq!((server.live(), server.metric(rejections).await), (3, 2.0));
+    let mut last = Connection::open(server.address);
+    last.send(&request("POST", TEXT, &few(1)));
+    server.until("one more has room", |snapshot| snapshot.live == 4).await;
+    server.release(0);
+    connections.push(last);
+    for mut connection in connections {
+        assert_eq!(connection.answer().said().completion_tokens(), 3);
+    }
+    server.idle_within(SOON, "after all").await;
+    let both = post(server.address, TEXT, &text("small", &json!({"max_tokens": 3, "n": 4})));
+    assert_eq!(both.json()["choices"].as_array().map(Vec::len), Some(4), "{}", both.text);
+    server.stop();
+}

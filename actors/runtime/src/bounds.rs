@@ -4,10 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokenrouter_core::ids::Time;
-use tokenrouter_core::job::{Failure, Load, Overdue, Refusal};
-
-/// What an overloaded server tells its clients to wait.
-pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+use tokenrouter_core::job::{Failure, Overdue};
 
 /// Bounds of a server beyond the number of its requests; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,18 +20,14 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Counts the prompt of a new request to the prompt tokens `held` by live ones; the Client takes it off again when
-    /// the request ends.
+    /// Counts the prompts of a new request to the prompt tokens `held` by live ones; whoever holds them takes them off again.
     ///
     /// # Errors
-    /// [`Refusal::Overloaded`] when there would be too many; nothing is counted then.
-    pub fn hold_prompt(&self, held: &AtomicU64, tokens: u32) -> Result<(), Refusal> {
-        let (tokens, limit) = (u64::from(tokens), self.prompt_tokens_max.unwrap_or(u64::MAX));
-        let room = |now: u64| Some(now + tokens).filter(|&sum| now == 0 || sum <= limit);
-        match held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
-            Ok(_) => Ok(()),
-            Err(now) => Err(Refusal::Overloaded { load: Load::PromptTokens, now, limit, retry_after: RETRY_AFTER }),
-        }
+    /// What is held, when there would be too many; nothing is counted then.
+    pub fn hold_prompts(&self, held: &AtomicU64, tokens: u64) -> Result<(), u64> {
+        let limit = self.prompt_tokens_max.unwrap_or(u64::MAX);
+        let room = |now: u64| now.checked_add(tokens).filter(|&sum| now == 0 || sum <= limit);
+        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).map(drop)
     }
 
     /// When a request that arrived at `since` will have taken too long, and what it fails with then.
@@ -53,14 +46,13 @@ mod tests {
     #[test]
     fn prompts_are_held_up_to_the_bound_and_one_alone_beyond_it() {
         let (bounds, held) = (Bounds { prompt_tokens_max: Some(10), ..Bounds::default() }, AtomicU64::new(0));
-        assert!(bounds.hold_prompt(&held, 7).is_ok() && bounds.hold_prompt(&held, 3).is_ok());
-        let refusal = bounds.hold_prompt(&held, 1).expect_err("eleven");
-        assert_eq!(refusal.to_string(), "10 prompt tokens are live and the limit is 10; try again later");
+        assert!(bounds.hold_prompts(&held, 7).is_ok() && bounds.hold_prompts(&held, 3).is_ok());
+        assert_eq!(bounds.hold_prompts(&held, 1), Err(10), "eleven");
         assert_eq!(held.load(Ordering::Relaxed), 10, "a refused prompt is not counted");
         held.store(0, Ordering::Relaxed);
-        assert!(bounds.hold_prompt(&held, 11).is_ok(), "nobody else is there");
-        assert!(bounds.hold_prompt(&held, 1).is_err());
-        assert!(Bounds::default().hold_prompt(&held, u32::MAX).is_ok());
+        assert!(bounds.hold_prompts(&held, 11).is_ok(), "nobody else is there");
+        assert!(bounds.hold_prompts(&held, 1).is_err());
+        assert!(Bounds::default().hold_prompts(&held, u32::MAX.into()).is_ok());
     }
 
     #[test]

@@ -5,18 +5,17 @@ mod deliveries;
 mod overdue;
 mod prompt;
 
+use crate::admission::Permit;
 use crate::board::{ClientSnapshot, Role, Snapshot};
-use crate::bounds::RETRY_AFTER;
 use crate::messages::{Announce, Emit, Enqueue, Lap, Lost, OwnLive, Release, Stop, Submit, Ticket};
 use crate::stream::{Start, Transcript};
 use crate::subserver::Place;
 use actix::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use tokenrouter_core::executor::PAGE_TOKENS;
 use tokenrouter_core::ids::{RequestId, Time, TokenId};
-use tokenrouter_core::job::{Event, Failure, Job, Load, Prompt, Refusal, Target};
+use tokenrouter_core::job::{Event, Failure, Job, Prompt, Refusal, Target};
 use tokenrouter_core::peer::Ahead;
 use tokenrouter_core::request::{Committed, Queued, RequestSpec, Seat};
 use tokio::sync::mpsc;
@@ -45,12 +44,8 @@ struct Stream {
     since: Time,
     /// Waits for the user to go away.
     watch: SpawnHandle,
-}
-
-impl Stream {
-    fn prompt_tokens(&self) -> u64 {
-        u64::from(self.transcript.usage().prompt_tokens)
-    }
+    /// Its place among the live requests; given back with it.
+    _permit: Permit,
 }
 
 impl Client {
@@ -61,13 +56,7 @@ impl Client {
     }
 
     fn accept(&mut self, submit: Submit, ctx: &mut Context<Self>) -> Result<Ticket, Refusal> {
-        let live = self.place.server.live.load(Ordering::Relaxed);
-        let limit = self.place.server.live_max;
-        if live >= limit {
-            let (now, limit) = (u64::from(live), u64::from(limit));
-            return Err(Refusal::Overloaded { load: Load::Requests, now, limit, retry_after: RETRY_AFTER });
-        }
-        let Submit { id, job } = submit;
+        let Submit { id, job, mut permit } = submit;
         let prompt = self.tokenise(&job.prompt)?;
         let spec = Arc::new(self.describe(id, &job, prompt.len())?);
         let constraint = self
@@ -75,11 +64,11 @@ impl Client {
             .server
             .constraint_for(&spec)
             .map_err(|error| Refusal::Invalid { field: "response_format", message: error.0 })?;
-        self.place.server.bounds.hold_prompt(&self.place.server.prompt_tokens, spec.prompt_len)?;
+        permit.begin(spec.prompt_len)?;
         self.warn_if_greedy(&job);
         let (sink, events) = mpsc::channel(self.room_for(&spec));
         let (prompt_tokens, prompt_logprobs) = (spec.prompt_len, job.prompt_logprobs);
-        self.open(&spec, job, sink, ctx);
+        self.open(&spec, job, (sink, permit), ctx);
         let seat = Seat {
             me: self.place.me,
             pool: &self.place.pool,
@@ -190,7 +179,13 @@ impl Client {
         Ok(Some(overrides.to_string()))
     }
 
-    fn open(&mut self, spec: &RequestSpec, job: Job, sink: mpsc::Sender<Event>, ctx: &mut Context<Self>) {
+    fn open(
+        &mut self,
+        spec: &RequestSpec,
+        job: Job,
+        (sink, permit): (mpsc::Sender<Event>, Permit),
+        ctx: &mut Context<Self>,
+    ) {
         let id = spec.id;
         let closed = sink.clone();
         let watch = ctx.spawn(async move { closed.closed().await }.into_actor(self).map(move |(), client, ctx| {
@@ -206,11 +201,10 @@ impl Client {
         });
         let routed = matches!(spec.target, Target::Routed);
         let since = self.place.clock.now();
-        self.streams.insert(id, Stream { sink, transcript, routed, since, watch });
+        self.streams.insert(id, Stream { sink, transcript, routed, since, watch, _permit: permit });
         if let Some((moment, _)) = self.place.server.bounds.due(since, false) {
             self.wake_at(moment, ctx);
         }
-        self.place.server.live.fetch_add(1, Ordering::Relaxed);
         self.said.accepted += 1;
         self.said.prompt_tokens += u64::from(spec.prompt_len);
         self.count_live(routed);
@@ -240,8 +234,6 @@ impl Client {
         {
             debug!(%id, "the user left before the end");
         }
-        self.place.server.live.fetch_sub(1, Ordering::Relaxed);
-        self.place.server.prompt_tokens.fetch_sub(stream.prompt_tokens(), Ordering::Relaxed);
         self.place.post(&self.place.children.inter_model, Release(id));
         self.count_live(stream.routed);
     }
@@ -272,9 +264,6 @@ impl Actor for Client {
 impl Drop for Client {
     /// Streams that are still open here are lost: their users see the channel close without an end.
     fn drop(&mut self) {
-        self.place.server.live.fetch_sub(self.streams.len() as u32, Ordering::Relaxed);
-        let prompts = self.streams.values().map(Stream::prompt_tokens).sum();
-        self.place.server.prompt_tokens.fetch_sub(prompts, Ordering::Relaxed);
         self.place.down(Role::Client);
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod batcher;
 pub mod board;
+pub mod admission;
 pub mod bounds;
 pub mod client;
 pub mod clock;

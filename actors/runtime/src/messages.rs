@@ -1,6 +1,7 @@
 //! Every message, in the order a token meets them. The state of a request is the payload of the message that moves
 //! it; replies come as messages tagged with an epoch, so results from a previous life of a child are dropped.
 
+use crate::admission::Permit;
 use actix::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,8 @@ pub struct Submit {
     pub id: RequestId,
     /// What to do.
     pub job: Job,
+    /// Its place among the live requests.
+    pub permit: Permit,
 }
 
 /// An accepted job. Dropping `events` aborts it.

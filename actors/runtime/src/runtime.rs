@@ -3,7 +3,9 @@
 
 mod check;
 mod snapshot;
+mod submit;
 
+use crate::admission::{Pace, Refused};
 use crate::board::Board;
 use crate::bounds::Bounds;
 use crate::clock::Clock;
@@ -11,10 +13,10 @@ use crate::conductor::Conductor;
 use crate::gpu_executor::Executors;
 use crate::link::Address;
 use crate::link::gate::{Gate, Plan};
-use crate::link::local::{self, Directory};
+use crate::link::local::Directory;
 use crate::link::net::Bound;
 use crate::link::process::{self, Numbers, Process, Site};
-use crate::messages::{Said, Stop, Submit, Ticket};
+use crate::messages::{Said, Stop};
 use crate::planner::{InForce, Planner, Planning};
 use crate::subserver::{FIRST_LIFE, Shared, Subserver};
 use actix::prelude::*;
@@ -29,7 +31,7 @@ use tokenrouter_core::execution::Turns;
 use tokenrouter_core::executor::ExecutorLimits;
 use tokenrouter_core::faults::LinkFaults;
 use tokenrouter_core::ids::{ModelIdx, RequestId, TokenId};
-use tokenrouter_core::job::{Event, Job, Refusal, Target};
+use tokenrouter_core::job::{Event, Target};
 use tokenrouter_core::kv::KvPool;
 use tokenrouter_core::request::RequestSpec;
 use tokenrouter_core::routing::stay::Stay;
@@ -120,10 +122,12 @@ pub struct Server {
     pub eos: Vec<TokenId>,
     /// Requests accepted at once.
     pub live_max: u32,
-    /// Requests live now that entered in this process; written by the Clients.
+    /// Requests live now that entered in this process: permits that were given.
     pub live: AtomicU32,
-    /// Tokens of their prompts; written by the Clients.
+    /// Tokens of their prompts.
     pub prompt_tokens: AtomicU64,
+    /// How long requests live.
+    pub pace: Pace,
     /// Other bounds on requests.
     pub bounds: Bounds,
     /// Which life of this process.
@@ -201,6 +205,8 @@ struct Inner {
     board: Board,
     clock: Clock,
     numbers: Numbers,
+    /// Jobs that were not admitted.
+    refused: Refused,
     gate: Option<Addr<Gate>>,
     planner: Option<Addr<Planner>>,
     open: AtomicBool,
@@ -233,9 +239,7 @@ pub fn start(spec: RuntimeSpec) -> Result<Runtime, StartError> {
 /// As [`start`].
 pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, StartError> {
     check::check(&spec)?;
-    let mut eos: Vec<TokenId> = spec.models.iter().flat_map(|model| model.eos.iter().copied()).collect();
-    eos.sort_unstable();
-    eos.dedup();
+    let eos = eos(&spec.models);
     let listen = spec.process.listen.clone().map(|address| (bind(&address), address));
     let bound = match listen {
         None => None,
@@ -261,6 +265,7 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         live_max: spec.live_max,
         live: AtomicU32::new(0),
         prompt_tokens: AtomicU64::new(0),
+        pace: Pace::default(),
         bounds: spec.bounds,
         in_force: InForce::default(),
         conductor,
@@ -290,6 +295,7 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         let plan = Plan { bound, address, server, directory };
         place(spec.placement, &mut arbiters, move || Gate::new(plan))
     });
+    let refused = Refused::new(here.len());
     let (open, arbiters) = (AtomicBool::new(true), Mutex::new(arbiters));
     Ok(Runtime(Arc::new(Inner {
         server,
@@ -299,11 +305,20 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         board,
         clock,
         numbers,
+        refused,
         gate,
         planner,
         open,
         arbiters,
     })))
+}
+
+/// End-of-text tokens of all models together.
+fn eos(models: &[ModelSpec]) -> Vec<TokenId> {
+    let mut eos: Vec<TokenId> = models.iter().flat_map(|model| model.eos.iter().copied()).collect();
+    eos.sort_unstable();
+    eos.dedup();
+    eos
 }
 
 fn bind(address: &Address) -> Result<Bound, StartError> {
@@ -326,40 +341,7 @@ fn place<A: Actor<Context = Context<A>>>(
     }
 }
 
-/// Where a routed job enters, by its own routing parameters if it has some. Wrong ones are refused by the Client.
-fn first_model(algorithm: &dyn Algorithm, job: &Job) -> ModelIdx {
-    let own = job.routing.as_ref().and_then(|overrides| algorithm.with(overrides).ok());
-    own.as_deref().unwrap_or(algorithm).entry(job.sampling.seed)
-}
-
 impl Runtime {
-    /// Hands a job in.
-    ///
-    /// # Errors
-    /// [`Refusal`] when it is not accepted; nothing of it remains then.
-    pub async fn submit(&self, job: Job) -> Result<Reply, Refusal> {
-        if !self.0.open.load(Ordering::Acquire) {
-            return Err(Refusal::Unavailable("shutting down".into()));
-        }
-        let server = &self.0.server;
-        let entry = match job.target {
-            Target::Routed => first_model(&*server.algorithm, &job),
-            Target::Only(model) => model,
-        };
-        if let Some(address) = server.models.get(entry.index()).and_then(|model| model.site.peer()) {
-            let name = server.name(entry);
-            return Err(Refusal::Unavailable(format!(
-                "model {name} is in another process; ask the one that peers reach at {address}"
-            )));
-        }
-        let unavailable = || Refusal::Unavailable(format!("no subserver for model {entry}"));
-        let subserver = local::find(&self.0.directory, entry).ok_or_else(unavailable)?;
-        let id = self.0.numbers.next(Duration::from_nanos(self.0.clock.now().0));
-        let Ticket { prompt_tokens, events } =
-            subserver.send(Submit { id, job }).await.unwrap_or_else(|_| Err(unavailable()))?;
-        Ok(Reply { id, prompt_tokens, events })
-    }
-
     /// All models of this process go by these thresholds from now on; adaptive batching may replace them again.
     ///
     /// # Errors

@@ -3,7 +3,6 @@
 
 use super::engine::Engine;
 use super::metrics::{RequestMeter, Watch};
-use futures_util::future::join_all;
 use futures_util::stream::{SelectAll, Stream, StreamExt};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -50,7 +49,7 @@ impl Choices {
     /// The first refusal or failure; the other jobs are aborted.
     pub async fn start(engine: &dyn Engine, jobs: Vec<Job>, meter: &RequestMeter) -> Result<Self, Unanswered> {
         let watches: Vec<Watch> = jobs.iter().map(|_| meter.watch()).collect();
-        let accepted = join_all(jobs.into_iter().map(|job| engine.submit(job))).await;
+        let accepted = engine.submit_all(jobs).await;
         let mut streams = SelectAll::new();
         let mut prompt_tokens = Vec::new();
         let mut refused = None;

@@ -81,6 +81,10 @@ impl Runtime {
                 Some(Snapshot::Planner(_)) | None => {}
             }
         }
+        for (count, at_the_door) in out.client.overloaded.iter_mut().zip(inner.refused.of(me)) {
+            *count += at_the_door;
+            out.client.refused += at_the_door;
+        }
         out
     }
 

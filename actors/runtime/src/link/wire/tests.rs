@@ -240,5 +240,5 @@ fn lengths_over_the_limit_and_empty_streams_are_refused() {
 fn another_protocol_is_named_before_anything_else_is_read() {
     let error = decode_hello(&[9, 255, 255, 255]).expect_err("another protocol");
     assert!(matches!(error, WireError::Protocol { theirs: 9 }));
-    assert_eq!(error.to_string(), "the peer speaks protocol 9, this process 3; run the same version in all processes");
+    assert_eq!(error.to_string(), "the peer speaks protocol 9, this process 4; run the same version in all processes");
 }

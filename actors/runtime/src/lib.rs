@@ -2,9 +2,9 @@
 //! executor. Actors carry; what they decide is in `tokenrouter-core`.
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod batcher;
 pub mod board;
-pub mod admission;
 pub mod bounds;
 pub mod client;
 pub mod clock;

@@ -138,9 +138,16 @@ pub fn program(folder: &Folder, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tokenrouter"));
     command.args(arguments).current_dir(&folder.path).stdin(Stdio::null());
     command.env("XDG_CACHE_HOME", folder.path.join("cache"));
-    for variable in
-        ["RUST_LOG", "HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "NO_COLOR", "TOKENROUTER_API_KEYS", "TOKENROUTER_ADMIN_KEY"]
-    {
+    for variable in [
+        "RUST_LOG",
+        "HF_HOME",
+        "HF_ENDPOINT",
+        "HF_TOKEN",
+        "NO_COLOR",
+        "TOKENROUTER_API_KEYS",
+        "TOKENROUTER_ADMIN_KEY",
+        "TOKENROUTER_FAULTS",
+    ] {
         command.env_remove(variable);
     }
     command

@@ -191,6 +191,12 @@ fn good(dice: &mut Dice) -> Wish {
         if dice.below(4) == 0 {
             (body["logprobs"], body["top_logprobs"]) = (json!(true), json!(dice.below(20)));
         }
+        if dice.below(6) == 0 {
+            let properties = json!({"a": {"type": "integer", "maximum": dice.below(20)}, "b": {"enum": ["x", "y"]}});
+            let schema =
+                json!({"type": "object", "properties": properties, "required": ["b"], "additionalProperties": false});
+            body["response_format"] = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
+        }
     } else {
         let long = dice.below(300);
         let ids: Vec<u64> = (0..long).map(|_| dice.below(600)).collect();

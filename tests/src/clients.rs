@@ -32,7 +32,8 @@ pub fn run(command: &mut Command, remedy: &str) -> Output {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?} cannot run: {error}; {remedy}"));
     assert!(
         output.status.success(),
-        "{command:?} failed; {remedy}\n{}\n{}",
+        "{command:?} failed: {}; {remedy}\n{}\n{}",
+        output.status,
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
@@ -86,7 +87,12 @@ impl Venv {
     /// When a check fails, or none was made.
     pub fn suite(&self, file: &str, address: SocketAddr, arguments: &[&str]) {
         let mut command = self.python();
-        command.arg(folder().join(file)).args(["--url", &format!("http://{address}")]).args(arguments);
+        // Whatever ends it, what it said before is told, and where it was.
+        command
+            .args(["-u", "-X", "faulthandler"])
+            .arg(folder().join(file))
+            .args(["--url", &format!("http://{address}")])
+            .args(arguments);
         let output = run(&mut command, "see the checks that failed");
         let said = String::from_utf8_lossy(&output.stdout);
         println!("{said}");

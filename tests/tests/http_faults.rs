@@ -30,7 +30,7 @@ impl User {
         let user = |at: usize| User {
             text: format!("user {at} says {}", "so and so ".repeat(1 + at % 4)),
             model: ["pair", "small", "large"][at % 3],
-            stream: at % 2 == 0,
+            stream: at.is_multiple_of(2),
         };
         (0..18).map(user).collect()
     }

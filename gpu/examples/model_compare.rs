@@ -3,8 +3,7 @@
 
 use serde_json::Value;
 use std::path::Path;
-use std::sync::Arc;
-use tokenrouter_core::executor::{Draw, Executor, Needs, Row, Step};
+use tokenrouter_core::executor::{Draw, Executor, Row, Step};
 use tokenrouter_core::ids::{RequestId, TokenId};
 use tokenrouter_gpu::cpu::Cpu;
 use tokenrouter_gpu::load::{KvMemory, LoadOptions, load};
@@ -62,14 +61,7 @@ fn highest(logits: &[f32]) -> TokenId {
 }
 
 fn logits(runner: &mut Runner<Cpu>, start: usize, tokens: &[TokenId]) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
-    let draw = Draw {
-        params: Arc::default(),
-        history: None,
-        banned: Arc::from([]),
-        mask: None,
-        needs: Needs::default(),
-        logprobs: None,
-    };
+    let draw = Draw::default();
     let row = Row {
         request: RequestId(1),
         start: start as u32,

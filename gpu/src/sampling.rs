@@ -367,14 +367,7 @@ mod tests {
     use tokenrouter_core::constraint::Mask;
 
     fn draw_with(params: SamplingParams) -> Draw {
-        Draw {
-            params: Arc::new(params),
-            history: None,
-            banned: Arc::from([]),
-            mask: None,
-            needs: Default::default(),
-            logprobs: None,
-        }
+        Draw { params: Arc::new(params), ..Draw::default() }
     }
 
     fn random_logits(seed: u64, width: usize) -> Vec<f32> {

@@ -83,8 +83,8 @@ pub struct Targets {
     pub alternatives: u8,
 }
 
-/// How the token after a row is drawn and what is reported beside it.
-#[derive(Clone, Debug)]
+/// How the token after a row is drawn and what is reported beside it; by default greedily, and nothing.
+#[derive(Clone, Debug, Default)]
 pub struct Draw {
     /// Parameters of the request.
     pub params: Arc<SamplingParams>,

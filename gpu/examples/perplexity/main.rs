@@ -6,8 +6,7 @@
 
 use serde_json::Value;
 use std::path::Path;
-use std::sync::Arc;
-use tokenrouter_core::executor::{Draw, Executor, Needs, PAGE_TOKENS, Row, Step};
+use tokenrouter_core::executor::{Draw, Executor, PAGE_TOKENS, Row, Step};
 use tokenrouter_core::ids::{RequestId, TokenId};
 use tokenrouter_gpu::cpu::Cpu;
 use tokenrouter_gpu::load::{KvMemory, LoadOptions, load};
@@ -59,14 +58,7 @@ fn main() -> Result<(), Failure> {
 
 /// Mean of `-ln p` over the second half of each window.
 fn mean_losses(runner: &mut Runner<Cpu>, windows: &[Vec<TokenId>], pages: u32) -> Result<Vec<f64>, Failure> {
-    let draw = Draw {
-        params: Arc::default(),
-        history: None,
-        banned: Arc::from([]),
-        mask: None,
-        needs: Needs::default(),
-        logprobs: None,
-    };
+    let draw = Draw::default();
     let row = |window: usize, from: usize, to: usize| Row {
         request: RequestId(window as u64),
         start: from as u32,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use tokenrouter_core::executor::{Draw, Executor, Needs, PAGE_TOKENS, PageId, Row, RowOutput, Step};
+use tokenrouter_core::executor::{Draw, Executor, PAGE_TOKENS, PageId, Row, RowOutput, Step};
 use tokenrouter_core::ids::{RequestId, TokenId};
 use tokenrouter_core::rng::{Stream, mix, unit};
 use tokenrouter_core::sampling::SamplingParams;
@@ -311,14 +311,7 @@ pub fn greedy() -> Draw {
 
 /// A draw with these parameters that asks for nothing else.
 pub fn draw_with(params: SamplingParams) -> Draw {
-    Draw {
-        params: Arc::new(params),
-        history: None,
-        banned: Arc::from([]),
-        mask: None,
-        needs: Needs::default(),
-        logprobs: None,
-    }
+    Draw { params: Arc::new(params), ..Draw::default() }
 }
 
 /// A row of a request whose page table is `pages`.

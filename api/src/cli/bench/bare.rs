@@ -117,14 +117,7 @@ struct Sequence {
 impl Sequence {
     fn new((index, pages): (u32, u32), job: &Job, (eos, needs): (&[TokenId], Needs)) -> Result<Sequence, CliError> {
         let Prompt::Ids(prompt) = &job.prompt else { return Err(broken("a bench prompt is made of tokens")) };
-        let draw = Draw {
-            params: Arc::new(job.sampling.clone()),
-            history: None,
-            banned: Arc::from(eos),
-            mask: None,
-            needs,
-            logprobs: None,
-        };
+        let draw = Draw { params: Arc::new(job.sampling.clone()), banned: Arc::from(eos), needs, ..Draw::default() };
         Ok(Sequence {
             id: RequestId(u64::from(index)),
             slot: (index * pages, pages),

@@ -53,14 +53,7 @@ impl Driver {
         if let Some(len) = prompts.iter().map(Vec::len).find(|&len| len == 0 || len > context) {
             return Err(CliError::Usage(format!("a prompt has {len} tokens; it must have 1 to {context}")));
         }
-        let draw = Draw {
-            params: Arc::new(SamplingParams::default()),
-            history: None,
-            banned: Arc::from([]),
-            mask: None,
-            needs,
-            logprobs: None,
-        };
+        let draw = Draw { params: Arc::new(SamplingParams::default()), needs, ..Draw::default() };
         let mut slots: Vec<Option<Active>> = (0..self.slots()?).map(|_| None).collect();
         let mut waiting = prompts.iter().enumerate();
         loop {

@@ -116,11 +116,8 @@ impl Subject {
         let context = effort.context.min(limits.context_len.saturating_sub(LEVEL_MAX)).max(1);
         let draw = Draw {
             params: Arc::new(sampling.clone()),
-            history: None,
-            banned: Arc::from([]),
-            mask: None,
             needs: loaded.algorithm.needs(ModelIdx(index as u8)),
-            logprobs: None,
+            ..Draw::default()
         };
         Ok(Subject { executor, limits, draw, context, vocab: loaded.codec().vocab_size().max(1), filled: 0 })
     }

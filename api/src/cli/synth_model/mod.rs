@@ -4,8 +4,7 @@
 use super::{CliError, Context};
 use clap::ValueEnum;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use tokenrouter_core::executor::{Draw, Executor, Needs, Row, RowOutput, Step};
+use tokenrouter_core::executor::{Draw, Executor, Row, RowOutput, Step};
 use tokenrouter_core::ids::RequestId;
 use tokenrouter_core::job::Failure;
 use tokenrouter_gpu::load::{self, KvMemory, LoadOptions};
@@ -119,14 +118,7 @@ fn try_out(context: &Context, path: &Path) -> Result<(), CliError> {
     let options = LoadOptions { kv: KvMemory::Pages(1), ..LoadOptions::default() };
     let model = load::load(path, &options, &mut |_| ()).map_err(|error| broken(&error))?;
     let mut runner = model.executor().map_err(|error| broken(&error))?;
-    let draw = Draw {
-        params: Arc::default(),
-        history: None,
-        banned: Arc::from([]),
-        mask: None,
-        needs: Needs::default(),
-        logprobs: None,
-    };
+    let draw = Draw::default();
     let row = Row {
         request: RequestId(0),
         start: 0,

@@ -5,7 +5,6 @@
 use crate::cli::{CliError, Context};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 use tokenrouter_core::executor::{Draw, Executor, Needs, PAGE_TOKENS, Row, RowOutput, Step};
 use tokenrouter_core::ids::{RequestId, TokenId};
@@ -175,14 +174,7 @@ impl Subject {
         };
         let draw = match drawing {
             Drawing::None => None,
-            Drawing::Greedy(needs) => Some(Draw {
-                params: Arc::default(),
-                history: None,
-                banned: Arc::from([]),
-                mask: None,
-                needs,
-                logprobs: None,
-            }),
+            Drawing::Greedy(needs) => Some(Draw { needs, ..Draw::default() }),
         };
         Row {
             request: RequestId(u64::from(sequence)),

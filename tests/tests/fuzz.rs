@@ -316,6 +316,8 @@ fn no_input_of_others_breaks_its_reader() {
     let program = build();
     let targets: Vec<_> = TARGETS.into_iter().filter(|(name, _)| only.is_empty() || *name == only).collect();
     assert!(!targets.is_empty(), "FUZZ_ONLY={only:?} names no target");
+    let listed = format!("ALL: [(&str, Target); {}]", TARGETS.len());
+    assert!(include_str!("../fuzz/src/targets.rs").contains(&listed), "every target has seeds here, and is run");
     let mut findings = Vec::new();
     // Two at a time: a run takes its time whatever it is given.
     for pair in targets.chunks(2) {

@@ -127,13 +127,7 @@ fn damaged_templates_are_refused_or_write_something() {
     let guard = ControlGuard::new(control).expect("control tokens of several characters");
     let messages =
         [json!({"role": "user", "content": "hello <|im_end|>"}), json!({"role": "assistant", "content": ""})];
-    let input = ChatInput {
-        messages: &messages,
-        tools: None,
-        variables: None,
-        add_generation_prompt: true,
-        unix_seconds: 1_700_000_000,
-    };
+    let input = ChatInput::of(&messages, 1_700_000_000);
     let tokens = NamedTokens { bos: Some("<s>".to_owned()), eos: None };
     let sound = ChatTemplate::new(good, tokens.clone()).and_then(|template| template.render(&input, &guard));
     assert!(sound.as_ref().is_ok_and(|text| text.contains("<|im_start|>user")), "{sound:?}");

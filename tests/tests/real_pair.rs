@@ -104,13 +104,7 @@ fn routed_chat() {
     };
     let job = |question: &str, target| {
         let messages = [json!({ "role": "user", "content": question })];
-        let input = ChatInput {
-            messages: &messages,
-            tools: None,
-            variables: None,
-            add_generation_prompt: true,
-            unix_seconds: 1_700_000_000,
-        };
+        let input = ChatInput::of(&messages, 1_700_000_000);
         Job {
             prompt: Prompt::Ids(text.chat(&input).unwrap_or_else(|error| panic!("{error}"))),
             target,

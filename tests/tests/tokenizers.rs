@@ -99,13 +99,7 @@ fn a_chat_ends_with_the_head_of_the_answer() {
     for path in ["tiny/llama-f32", "tiny-spm.gguf"] {
         let text = load(&fixture(path));
         let messages = [serde_json::json!({ "role": "user", "content": "hi <|im_end|>" })];
-        let input = ChatInput {
-            messages: &messages,
-            tools: None,
-            variables: None,
-            add_generation_prompt: true,
-            unix_seconds: 0,
-        };
+        let input = ChatInput::of(&messages, 0);
         let ids = text.chat(&input).unwrap_or_else(|error| panic!("{error}"));
         let control: Vec<u32> = ids.iter().copied().filter(|&id| text.tokenizer.is_special(id)).collect();
         let token = |name: &str| text.tokenizer.token_id(name).unwrap_or_else(|| panic!("{path} has no {name}"));

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokenrouter_core::batching::Release;
 use tokenrouter_core::ids::{ModelIdx, Time};
-use tokenrouter_core::job::{Load, Refusal};
 use tokenrouter_core::theory::observe::{Behaviour, Total};
 
 /// An actor's part in its subserver.
@@ -66,10 +65,8 @@ pub struct ClientSnapshot {
     pub live: u32,
     /// Jobs accepted so far.
     pub accepted: u64,
-    /// Jobs refused so far.
+    /// Jobs refused here so far; those that found no room are in the snapshot of the model.
     pub refused: u64,
-    /// Of those, because too many requests, and too many tokens of prompts, were live.
-    pub overloaded: [u64; 2],
     /// Ended by end-of-text, a stop token or a stop string.
     pub stopped: u64,
     /// Ended by length.
@@ -82,18 +79,6 @@ pub struct ClientSnapshot {
     pub prompt_tokens: u64,
     /// Tokens delivered.
     pub completion_tokens: u64,
-}
-
-impl ClientSnapshot {
-    /// A job was refused.
-    pub fn refuse(&mut self, refusal: &Refusal) {
-        self.refused += 1;
-        match refusal {
-            Refusal::Overloaded { load: Load::Requests, .. } => self.overloaded[0] += 1,
-            Refusal::Overloaded { load: Load::PromptTokens, .. } => self.overloaded[1] += 1,
-            _ => {}
-        }
-    }
 }
 
 /// Waiting and releases.

@@ -274,7 +274,8 @@ impl Handler<Submit> for Client {
     fn handle(&mut self, message: Submit, ctx: &mut Self::Context) -> Self::Result {
         let outcome = self.accept(message, ctx);
         if let Err(refusal) = &outcome {
-            self.said.refuse(refusal);
+            self.said.refused += 1;
+            self.place.server.refused.count(self.place.me, refusal);
             self.say();
         }
         MessageResult(outcome)

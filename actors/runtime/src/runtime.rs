@@ -128,6 +128,8 @@ pub struct Server {
     pub prompt_tokens: AtomicU64,
     /// How long requests live.
     pub pace: Pace,
+    /// Jobs that found no room.
+    pub refused: Refused,
     /// Other bounds on requests.
     pub bounds: Bounds,
     /// Which life of this process.
@@ -206,7 +208,6 @@ struct Inner {
     clock: Clock,
     numbers: Numbers,
     /// Jobs that were not admitted.
-    refused: Refused,
     gate: Option<Addr<Gate>>,
     planner: Option<Addr<Planner>>,
     open: AtomicBool,
@@ -264,6 +265,7 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         eos,
         live_max: spec.live_max,
         live: AtomicU32::new(0),
+        refused: Refused::new(here.len()),
         prompt_tokens: AtomicU64::new(0),
         pace: Pace::default(),
         bounds: spec.bounds,
@@ -295,7 +297,6 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         let plan = Plan { bound, address, server, directory };
         place(spec.placement, &mut arbiters, move || Gate::new(plan))
     });
-    let refused = Refused::new(here.len());
     let (open, arbiters) = (AtomicBool::new(true), Mutex::new(arbiters));
     Ok(Runtime(Arc::new(Inner {
         server,
@@ -305,7 +306,6 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         board,
         clock,
         numbers,
-        refused,
         gate,
         planner,
         open,

@@ -121,7 +121,7 @@ fn labelled(out: &mut Text, snapshot: &RuntimeSnapshot) {
     let name = "vllm:admission_rejections_total";
     out.family(name, "counter", "Requests refused with 429, by what there was too much of.");
     for model in models {
-        let [requests, tokens] = model.client.overloaded;
+        let [requests, tokens] = model.overloaded;
         for (reason, count) in [("max_num_queued_reqs", requests), ("max_num_queued_tokens", tokens)] {
             out.line(name, &[("model_name", &model.name), ("reason", reason)], count as f64);
         }
@@ -180,7 +180,7 @@ mod tests {
         (small.kv.pages_total, small.kv.pages_free, small.kv.pages_cached) = (10, 4, 1);
         small.inter_model.hops = vec![0, 7];
         small.batcher.released = [1, 2, 3, 4];
-        small.client.overloaded = [6, 5];
+        small.overloaded = [6, 5];
         (small.kv.ended_by_losses, small.kv.ended_losses) = ([4, 3, 0, 0, 1, 2], 40);
         let mut large = ModelSnapshot { name: "large".to_owned(), ..ModelSnapshot::default() };
         large.decode.committed = 9;

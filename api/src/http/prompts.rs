@@ -75,10 +75,10 @@ impl Tokenising {
         let (form, codec) = (form.clone(), Arc::clone(&self.codec));
         // Which tokens end the answer is no matter of the form.
         let work = move || codec.constraint(&form, &[0]).map(drop);
-        self.run(usize::MAX, work).await?.map_err(|error| ApiError::field(field, error.0))
+        self.aside(work).await?.map_err(|error| ApiError::field(field, error.0))
     }
 
-    /// Does the work here, or on another thread if it takes long. It holds its turn to its end even if the client goes.
+    /// Does the work here, or aside if it takes long.
     async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -87,7 +87,12 @@ impl Tokenising {
         if bytes <= INLINE_BYTES {
             return Ok(work());
         }
-        let failed = || ApiError::internal("the prompt could not be tokenised");
+        self.aside(work).await
+    }
+
+    /// Does the work on another thread. It holds its turn to its end even if the client goes.
+    async fn aside<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
+        let failed = || ApiError::internal("the request could not be prepared");
         let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| failed())?;
         let work = move || {
             let _turn = turn;

@@ -51,6 +51,13 @@ pub struct ChatInput<'a> {
     pub unix_seconds: i64,
 }
 
+impl<'a> ChatInput<'a> {
+    /// Messages to be answered at this time, and nothing else.
+    pub fn of(messages: &'a [Json], unix_seconds: i64) -> Self {
+        ChatInput { messages, tools: None, variables: None, add_generation_prompt: true, unix_seconds }
+    }
+}
+
 /// Texts of the tokens that templates refer to by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamedTokens {
@@ -143,13 +150,7 @@ impl ChatTemplate {
 
     fn try_out(&self) -> Result<(), TemplateError> {
         let messages = [json!({ "role": "user", "content": "a" })];
-        let input = ChatInput {
-            messages: &messages,
-            tools: None,
-            variables: None,
-            add_generation_prompt: true,
-            unix_seconds: 0,
-        };
+        let input = ChatInput::of(&messages, 0);
         let unknown = [
             ErrorKind::UnknownFilter,
             ErrorKind::UnknownFunction,

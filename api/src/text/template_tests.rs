@@ -14,7 +14,7 @@ fn guard() -> ControlGuard {
 }
 
 fn input(messages: &[Json]) -> ChatInput<'_> {
-    ChatInput { messages, tools: None, variables: None, add_generation_prompt: true, unix_seconds: 1_735_689_600 }
+    ChatInput::of(messages, 1_735_689_600)
 }
 
 fn rendered(source: &str, messages: Json) -> Result<String, TemplateError> {

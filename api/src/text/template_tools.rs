@@ -39,13 +39,7 @@ impl ToolSupport {
         let tool = json!({"type": "function", "function": {"name": NAME, "description": ABOUT, "parameters": schema}});
         let render = |messages: &[Json]| {
             let tools = std::slice::from_ref(&tool);
-            let input = ChatInput {
-                messages,
-                tools: Some(tools),
-                variables: None,
-                add_generation_prompt: true,
-                unix_seconds: 0,
-            };
+            let input = ChatInput { tools: Some(tools), ..ChatInput::of(messages, 0) };
             template.render(&input, &ControlGuard::default()).unwrap_or_default()
         };
         let shows_tools = render(&[user()]).contains(ABOUT);

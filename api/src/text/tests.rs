@@ -420,13 +420,7 @@ fn a_users_control_tokens_are_text_in_a_chat() {
     let text = ModelText { tokenizer: tokenizer.clone(), template };
     let chat = |content: &str| {
         let messages = [json!({ "role": "user", "content": content })];
-        let input = ChatInput {
-            messages: &messages,
-            tools: None,
-            variables: None,
-            add_generation_prompt: true,
-            unix_seconds: 0,
-        };
+        let input = ChatInput::of(&messages, 0);
         text.chat(&input).unwrap()
     };
     let id = |token: &str| tokenizer.token_id(token).unwrap();
@@ -441,6 +435,6 @@ fn a_users_control_tokens_are_text_in_a_chat() {
         assert_eq!(chat(&content), [head, user, tail].concat(), "seed {seed}, round {round}: {content:?}");
     }
     let none = ModelText { tokenizer, template: None };
-    let input = ChatInput { messages: &[], tools: None, variables: None, add_generation_prompt: true, unix_seconds: 0 };
+    let input = ChatInput::of(&[], 0);
     assert_eq!(none.chat(&input), Err(ChatError::NoTemplate));
 }

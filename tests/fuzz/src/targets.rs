@@ -189,13 +189,7 @@ fn template(data: &[u8]) {
     let tools = serde_json::from_slice::<Vec<Value>>(tools).ok();
     let control = ["<s>", "<|im_start|>", "<|im_end|>"].map(str::to_owned);
     let guard = ControlGuard::new(control).expect("control tokens of several characters");
-    let input = ChatInput {
-        messages: &messages,
-        tools: tools.as_deref(),
-        variables: None,
-        add_generation_prompt: true,
-        unix_seconds: 1_700_000_000,
-    };
+    let input = ChatInput { tools: tools.as_deref(), ..ChatInput::of(&messages, 1_700_000_000) };
     template.render(&input, &guard).ok();
 }
 

@@ -38,6 +38,8 @@ pub struct ModelSnapshot {
     pub kv: KvStats,
     /// Executors that hold memory: more than one while the step of one that was given up has not ended.
     pub executors: u32,
+    /// Jobs for this entry model that found no room: as requests, or for their prompt tokens.
+    pub overloaded: [u64; 2],
     /// Supervision.
     pub subserver: SubserverSnapshot,
     /// Streams.
@@ -70,7 +72,8 @@ impl Runtime {
         let kv = inner.pools[index].as_ref().map(KvPool::stats).unwrap_or_default();
         let elsewhere = inner.server.models[index].site.peer().map(Address::to_string);
         let executors = inner.executors[index].count();
-        let mut out = ModelSnapshot { name, elsewhere, kv, executors, ..ModelSnapshot::default() };
+        let overloaded = inner.server.refused.of(me);
+        let mut out = ModelSnapshot { name, elsewhere, kv, executors, overloaded, ..ModelSnapshot::default() };
         for role in [Role::Subserver, Role::Client, Role::Batcher, Role::Decode, Role::InterModel] {
             match inner.board.read(me, role) {
                 Some(Snapshot::Subserver(said)) => out.subserver = said,
@@ -80,10 +83,6 @@ impl Runtime {
                 Some(Snapshot::InterModel(said)) => out.inter_model = said,
                 Some(Snapshot::Planner(_)) | None => {}
             }
-        }
-        for (count, at_the_door) in out.client.overloaded.iter_mut().zip(inner.refused.of(me)) {
-            *count += at_the_door;
-            out.client.refused += at_the_door;
         }
         out
     }

@@ -38,7 +38,7 @@ impl Runtime {
         }
         Permit::all(&self.0.server, self.0.clock, jobs).inspect_err(|refusal| {
             let entries = jobs.iter().map(|job| self.entry(job));
-            entries.for_each(|entry| self.0.refused.count(entry, refusal));
+            entries.for_each(|entry| self.0.server.refused.count(entry, refusal));
         })
     }
 

@@ -15,6 +15,7 @@ mod calls;
 mod chat;
 mod choices;
 mod completions;
+mod dashboard;
 mod dialect;
 pub mod engine;
 mod engine_metrics;

@@ -5,12 +5,9 @@ use crate::error::ConfigError;
 use crate::fields::{Document, Fields, Value};
 use crate::launch::Model;
 use crate::nearest::hint;
+use crate::schema;
 use serde::Serialize;
 use toml::de::DeValue;
-
-const FAULTS: [&str; 2] = ["steps", "messages"];
-const STEP: [&str; 5] = ["model", "kind", "at", "every", "ms"];
-const MESSAGE: [&str; 3] = ["kind", "every", "seed"];
 
 /// `[faults]`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -34,7 +31,7 @@ pub struct StepFault {
     /// In one of so many steps. One of `at` and `every` is given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub every: Option<u64>,
-    /// How much longer a slow step takes; default 1000.
+    /// How much longer a slow step takes.
     pub ms: u64,
 }
 
@@ -86,7 +83,7 @@ pub(crate) fn faults(
     models: &[Model],
 ) -> Result<Option<Faults>, ConfigError> {
     let Some(value) = value else { return Ok(None) };
-    let fields = Fields::open(doc, ("[faults]", "faults"), value, &FAULTS)?;
+    let fields = Fields::open(doc, ("[faults]", "faults"), value, schema::FAULTS.names())?;
     let steps = items(doc, (&fields, "steps"), |doc, path, item| step(doc, (path, item), models))?;
     let messages = items(doc, (&fields, "messages"), message)?;
     Ok(Some(Faults { steps, messages }))
@@ -106,7 +103,7 @@ fn items<T>(
 }
 
 fn step(doc: &mut Document<'_>, (path, item): (&str, &Value<'_>), models: &[Model]) -> Result<StepFault, ConfigError> {
-    let fields = Fields::open(doc, ("[[faults.steps]]", path), item, &STEP)?;
+    let fields = Fields::open(doc, ("[[faults.steps]]", path), item, schema::STEP_FAULT.names())?;
     let model: String = fields.required(doc, "model", "\"small\"")?;
     let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
     if !names.contains(&model.as_str()) {
@@ -133,7 +130,7 @@ fn step(doc: &mut Document<'_>, (path, item): (&str, &Value<'_>), models: &[Mode
 }
 
 fn message(doc: &mut Document<'_>, path: &str, item: &Value<'_>) -> Result<MessageFault, ConfigError> {
-    let fields = Fields::open(doc, ("[[faults.messages]]", path), item, &MESSAGE)?;
+    let fields = Fields::open(doc, ("[[faults.messages]]", path), item, schema::MESSAGE_FAULT.names())?;
     let kinds = [
         ("lost", MessageFaultKind::Lost),
         ("duplicate", MessageFaultKind::Duplicate),

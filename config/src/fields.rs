@@ -39,7 +39,7 @@ pub(crate) struct Fields<'a, 't> {
     pub(crate) path: String,
     span: Range<usize>,
     table: &'a DeTable<'t>,
-    keys: &'a [&'a str],
+    keys: Vec<&'a str>,
 }
 
 impl<'a, 't> Fields<'a, 't> {
@@ -48,7 +48,7 @@ impl<'a, 't> Fields<'a, 't> {
         doc: &mut Document<'_>,
         (title, path): (&'a str, &str),
         value: &'a Value<'t>,
-        keys: &'a [&'a str],
+        keys: Vec<&'a str>,
     ) -> Result<Self, ConfigError> {
         let DeValue::Table(table) = value.get_ref() else {
             return Err(doc.error(value.span(), wrong_type(path, "a table", value.get_ref())));
@@ -64,7 +64,7 @@ impl<'a, 't> Fields<'a, 't> {
         }
         if let Some(key) = unknown {
             let name = key.get_ref();
-            return Err(doc.error(key.span(), format!("unknown key `{name}` in {title}; {}", hint(name, keys))));
+            return Err(doc.error(key.span(), format!("unknown key `{name}` in {title}; {}", hint(name, &keys))));
         }
         Ok(Fields { title, path: path.to_owned(), span: value.span(), table, keys })
     }

@@ -1,4 +1,5 @@
-//! The data of a launch file. Owner: the launcher. Invariant: see the crate; every default stands here, on its field.
+//! The data of a launch file. Owner: the launcher. Invariant: see the crate; what a key means, its range and its default
+//! stand in [`crate::schema`].
 
 use crate::error::{ConfigError, Places};
 use crate::faults::Faults;
@@ -54,58 +55,48 @@ impl LaunchFile {
 /// `[server]`: who may connect and how much is accepted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Server {
-    /// Address to listen on; default `127.0.0.1`.
+    /// Address to listen on.
     pub host: String,
-    /// TCP port, 0 = any free one; default 8080.
+    /// TCP port, 0 = any free one.
     pub port: u16,
-    /// Requests accepted at once, 1 to 65536; more are refused with 429. Default 64.
+    /// Requests accepted at once.
     pub live_max: u32,
-    /// Tokens of the prompts of all live requests together; a request that would exceed it is refused with 429, unless it
-    /// is the only one. 0 = no bound, the default.
+    /// Tokens of the prompts of all live requests together; 0 = no bound.
     pub prompt_tokens_max: u64,
-    /// Size of a request body; more is refused with 413. An amount such as `"8 MiB"` (the default), 1 KiB to 1 GiB.
+    /// Size of a request body.
     pub body_bytes_max: Bytes,
-    /// How long a request may take in all; then it fails with 504, or with an error event once its stream has begun.
-    /// 0 = for ever. Default 3600000 (an hour).
+    /// How long a request may take in all; 0 = for ever.
     pub request_timeout_ms: u64,
-    /// How long a request may wait for its first token; then it fails with 503. 0 = as long as `request_timeout_ms`, the
-    /// default.
+    /// How long a request may wait for its first token; 0 = as long as `request_timeout_ms`.
     pub queue_timeout_ms: u64,
-    /// How long a client may take to send a request body (then 408), or leave a stream unread (then its request is
-    /// aborted); default 60000, 100 to 3600000.
+    /// How long a client may take to send a body, or leave a stream unread.
     pub client_timeout_ms: u64,
-    /// How long work may wait for a step before `/health` turns 503; default 60000, 100 to 3600000, and more than
-    /// `batching.max_wait_ms`.
+    /// How long work may wait for a step before `/health` turns 503.
     pub stall_ms: u64,
-    /// How long a step of a model may take; then its executor is given up for a new one, and requests are computed again or
-    /// fail. 0 = for ever. Default 300000, at least 100: more than any step takes.
+    /// How long a step of a model may take; 0 = for ever.
     pub step_timeout_ms: u64,
-    /// How long a stopping server waits for its requests; default 30000.
+    /// How long a stopping server waits for its requests.
     pub drain_ms: u64,
-    /// A file with API keys, one a line; a relative path is relative to the launch file. The keys in the environment's
-    /// TOKENROUTER_API_KEYS count too. Default: no keys, everybody may ask.
+    /// A file with API keys.
     pub api_keys_file: Option<PathBuf>,
-    /// A file with the key for `/admin`; the environment's TOKENROUTER_ADMIN_KEY comes first. Default: none, and `/admin`
-    /// answers to clients of this machine only.
+    /// A file with the key for `/admin`.
     pub admin_key_file: Option<PathBuf>,
-    /// Whether other machines may ask although there are no API keys; default false.
+    /// Whether other machines may ask although there are no API keys.
     pub insecure: bool,
-    /// Form of the log lines on stderr, `human` or `json`; default `human`.
+    /// Form of the log lines on stderr.
     pub log_format: LogFormat,
-    /// A level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such as `info,tokenrouter=debug`;
-    /// default `info`. The environment's RUST_LOG and the command line come first.
+    /// A level or a filter of log lines.
     pub log_level: String,
-    /// `[server.tls]`; default: plain HTTP.
+    /// `[server.tls]`; without it plain HTTP.
     pub tls: Option<Tls>,
 }
 
 /// `[server.tls]`: HTTPS. SIGHUP reads both files again.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tls {
-    /// PEM file with the certificate and those between it and the root; a relative path is relative to the launch file.
-    /// Required.
+    /// PEM file with the certificate and those between it and the root.
     pub cert: PathBuf,
-    /// PEM file with the private key of the certificate. Required.
+    /// PEM file with the private key of the certificate.
     pub key: PathBuf,
 }
 
@@ -122,29 +113,26 @@ pub enum LogFormat {
 /// `[[models]]`: one model and the device that runs it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Model {
-    /// Name in the API, metrics and logs. Required.
+    /// Name in the API, metrics and logs.
     pub name: String,
-    /// Folder in Hugging Face layout, `.gguf` file, or `hf:owner/name[@revision][:file.gguf]`; relative paths are
-    /// relative to the launch file. Required.
+    /// Where its files are.
     pub path: Source,
-    /// What runs it; default `cpu`.
+    /// What runs it.
     pub device: Device,
-    /// Worker threads, 1 to 1024; default: as many as `cores` lists, or else every core of the machine.
+    /// Worker threads; without it as many as `cores` lists, or else every core.
     pub threads: Option<u32>,
-    /// Cores to pin the worker threads to, by number; default: not pinned.
+    /// Cores to pin the worker threads to.
     pub cores: Option<Vec<u32>>,
-    /// `kv_memory` (an amount such as `"512 MiB"`, or bytes) or `kv_tokens` (a number of tokens), not both;
-    /// default [`DEFAULT_KV_BYTES`].
+    /// `kv_memory` or `kv_tokens`, or neither: [`DEFAULT_KV_BYTES`].
     #[serde(flatten)]
     pub kv: KvBudget,
-    /// Number format of keys and values: `f16`, `bf16`, `f32` or `q8`; default `f16`. `q8` holds 1.8 times the tokens of
-    /// `f16` in the same memory; docs/kv-cache.md says what each costs.
+    /// Number format of keys and values.
     pub kv_format: KvFormat,
-    /// Longest sequence in tokens; default: what the model was made for, never more.
+    /// Longest sequence in tokens; without it what the model was made for.
     pub context_length: Option<u32>,
-    /// Requests in one step at most, 1 to 4096; default 64.
+    /// Requests in one step at most.
     pub rows_max: u32,
-    /// Tokens in one step at most (long prefills are cut into chunks), at least `rows_max`; default 512.
+    /// Tokens in one step at most.
     pub step_tokens_max: u32,
 }
 
@@ -209,37 +197,30 @@ impl KvFormat {
 /// `[router]`: who decides which model makes the next token. May be left out of a file with one model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Router {
-    /// Name under which clients ask for the routed models; default `tokenrouter`.
+    /// Name under which clients ask for the routed models.
     pub name: String,
-    /// The routing algorithm by name; default `stay` for one model, required for several.
+    /// The routing algorithm by name.
     pub algorithm: String,
-    /// The models by name, the entry model first (a small model before a large one); default: all in file order.
+    /// The models by name, the entry model first.
     pub models: Vec<String>,
-    /// `[router.params]`: the algorithm's own parameters, checked by the algorithm; default empty.
+    /// `[router.params]`: the algorithm's own parameters, checked by it.
     pub params: serde_json::Map<String, serde_json::Value>,
 }
 
 /// `[batching]`: when waiting requests are released as one batch.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Batching {
-    /// `eager` starts as soon as one waits; `fixed` holds back until a model's threshold is reached; `optimal` takes the
-    /// thresholds that the throughput model finds best for each number of live requests; `adaptive` starts as `optimal`
-    /// and follows what the models do. Default `eager`.
+    /// When a batch starts.
     pub policy: Policy,
-    /// With `fixed`: requests that must wait before a model starts, by model name (`small = 1`); a model not named
-    /// has 1. The sum of (threshold - 1) stays below `server.live_max`.
+    /// With `fixed`: requests that must wait before a model starts, by its name; 1 for a model not named.
     pub thresholds: BTreeMap<String, u32>,
-    /// With `optimal` and `adaptive`: what `tokenrouter profile` measured; a relative path is relative to the launch
-    /// file. `optimal` needs it; `adaptive` starts from what the algorithm expects without.
+    /// With `optimal` and `adaptive`: what `tokenrouter profile` measured.
     pub profile: Option<PathBuf>,
-    /// A batch is released after this long in any case, 0 to 60000; default 50.
+    /// A batch is released after this long in any case.
     pub max_wait_ms: u64,
-    /// `async`: every model steps when it may. `model_sync`: one model steps at a time, the one with the largest batch
-    /// first. `auto`: `model_sync` where models share cores, unless the policy is planned or `prefill_ahead` is on;
-    /// else `async`. For comparison: `step_sync` (all step together and wait for the slowest), `std_serving` (each hop
-    /// is a fresh request). Default `auto`.
+    /// How models run beside each other.
     pub execution: Execution,
-    /// Whether idle models prefill the prompts of requests that entered at another one; default false.
+    /// Whether idle models prefill the prompts of requests that entered at another one.
     pub prefill_ahead: bool,
 }
 

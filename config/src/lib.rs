@@ -11,6 +11,7 @@ mod launch;
 mod nearest;
 mod quantity;
 mod read;
+pub mod schema;
 mod source;
 mod validate;
 

@@ -7,49 +7,13 @@ use crate::launch::{
     Batching, Device, Execution, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router, Server, Tls,
 };
 use crate::quantity::Bytes;
+use crate::schema;
 use crate::source::Source;
 use crate::validate::validate;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
-
-const TOP: [&str; 5] = ["server", "models", "router", "batching", "faults"];
-const SERVER: [&str; 17] = [
-    "host",
-    "port",
-    "live_max",
-    "prompt_tokens_max",
-    "body_bytes_max",
-    "request_timeout_ms",
-    "queue_timeout_ms",
-    "client_timeout_ms",
-    "stall_ms",
-    "step_timeout_ms",
-    "drain_ms",
-    "api_keys_file",
-    "admin_key_file",
-    "insecure",
-    "log_format",
-    "log_level",
-    "tls",
-];
-const TLS: [&str; 2] = ["cert", "key"];
-const MODEL: [&str; 11] = [
-    "name",
-    "path",
-    "device",
-    "threads",
-    "cores",
-    "kv_memory",
-    "kv_tokens",
-    "kv_format",
-    "context_length",
-    "rows_max",
-    "step_tokens_max",
-];
-const ROUTER: [&str; 4] = ["name", "algorithm", "models", "params"];
-const BATCHING: [&str; 6] = ["policy", "thresholds", "profile", "max_wait_ms", "execution", "prefill_ahead"];
 
 /// Tables and lists in one another below `router.params`; TOML's own reader takes more only as dotted keys.
 const NESTING_MAX: usize = 16;
@@ -78,7 +42,7 @@ impl LaunchFile {
         })?;
         let span = root.span();
         let root = toml::Spanned::new(span, DeValue::Table(root.into_inner()));
-        let top = Fields::open(&mut doc, ("the launch file", ""), &root, &TOP)?;
+        let top = Fields::open(&mut doc, ("the launch file", ""), &root, schema::TOP.names())?;
         let server = server(&mut doc, top.raw("server"), path.parent().unwrap_or(Path::new("")))?;
         let models = models(&mut doc, top.raw("models"), path.parent().unwrap_or(Path::new("")))?;
         let router = router(&mut doc, top.raw("router"), &models)?;
@@ -95,7 +59,7 @@ fn absent<'t>() -> Value<'t> {
 
 fn server(doc: &mut Document<'_>, value: Option<&Value<'_>>, folder: &Path) -> Result<Server, ConfigError> {
     let none = absent();
-    let fields = Fields::open(doc, ("[server]", "server"), value.unwrap_or(&none), &SERVER)?;
+    let fields = Fields::open(doc, ("[server]", "server"), value.unwrap_or(&none), schema::SERVER.names())?;
     let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
     Ok(Server {
         host: fields.or(doc, "host", "127.0.0.1".to_owned())?,
@@ -128,7 +92,7 @@ fn beside(
 }
 
 fn tls(doc: &mut Document<'_>, value: &Value<'_>, folder: &Path) -> Result<Tls, ConfigError> {
-    let fields = Fields::open(doc, ("[server.tls]", "server.tls"), value, &TLS)?;
+    let fields = Fields::open(doc, ("[server.tls]", "server.tls"), value, schema::TLS.names())?;
     let file = |key: &str, example: &str| fields.required::<String>(doc, key, example).map(|path| folder.join(path));
     Ok(Tls { cert: file("cert", "\"cert.pem\"")?, key: file("key", "\"key.pem\"")? })
 }
@@ -154,7 +118,7 @@ fn models(doc: &mut Document<'_>, value: Option<&Value<'_>>, folder: &Path) -> R
 
 fn model(doc: &mut Document<'_>, (index, item): (usize, &Value<'_>), folder: &Path) -> Result<Model, ConfigError> {
     let path = format!("models[{index}]");
-    let fields = Fields::open(doc, ("[[models]]", &path), item, &MODEL)?;
+    let fields = Fields::open(doc, ("[[models]]", &path), item, schema::MODEL.names())?;
     let name: String = fields.required(doc, "name", "\"small\"")?;
     let place = fields.required::<String>(doc, "path", "\"FOLDER\", \"FILE.gguf\" or \"hf:owner/name\"")?;
     let source = Source::parse(&place, folder)
@@ -214,7 +178,7 @@ fn router(doc: &mut Document<'_>, value: Option<&Value<'_>>, models: &[Model]) -
             ),
         ));
     }
-    let fields = Fields::open(doc, ("[router]", "router"), value.unwrap_or(&none), &ROUTER)?;
+    let fields = Fields::open(doc, ("[router]", "router"), value.unwrap_or(&none), schema::ROUTER.names())?;
     let algorithm = match fields.optional(doc, "algorithm")? {
         None if models.len() == 1 => "stay".to_owned(),
         None => fields.required(doc, "algorithm", "\"r_stitch\"")?,
@@ -274,7 +238,7 @@ fn batching(
     (models, folder): (&[Model], &Path),
 ) -> Result<Batching, ConfigError> {
     let none = absent();
-    let fields = Fields::open(doc, ("[batching]", "batching"), value.unwrap_or(&none), &BATCHING)?;
+    let fields = Fields::open(doc, ("[batching]", "batching"), value.unwrap_or(&none), schema::BATCHING.names())?;
     let policies = [
         ("eager", Policy::Eager),
         ("fixed", Policy::Fixed),
@@ -293,7 +257,7 @@ fn batching(
     let mut thresholds = BTreeMap::new();
     if let Some(value) = fields.raw("thresholds") {
         let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
-        let table = Fields::open(doc, ("[batching.thresholds]", "batching.thresholds"), value, &names)?;
+        let table = Fields::open(doc, ("[batching.thresholds]", "batching.thresholds"), value, names.clone())?;
         for &name in &names {
             if let Some(threshold) = table.optional(doc, name)? {
                 thresholds.insert(name.to_owned(), threshold);

@@ -5,11 +5,8 @@ use crate::error::ConfigError;
 use crate::launch::{Execution, KvBudget, LaunchFile, Model, Policy};
 use crate::nearest::hint;
 use crate::quantity::Bytes;
+use crate::schema;
 
-/// Tokens in a page of KV memory: less than one page holds no request.
-const PAGE_TOKENS: u32 = 16;
-/// A request takes a day at most.
-const TIMEOUT_MS_MAX: u64 = 86_400_000;
 /// Models a router can name.
 const MODELS_MAX: usize = 64;
 
@@ -31,14 +28,14 @@ fn server(file: &LaunchFile) -> Result<(), ConfigError> {
     if server.host.trim().is_empty() {
         return Err(file.error_at("server.host", "server.host is empty; give an address such as \"127.0.0.1\""));
     }
-    within(file, "server.live_max", u64::from(server.live_max), (1, 65_536))?;
-    within(file, "server.body_bytes_max", server.body_bytes_max.0, (1 << 10, 1 << 30))?;
-    within(file, "server.request_timeout_ms", server.request_timeout_ms, (0, TIMEOUT_MS_MAX))?;
-    within(file, "server.queue_timeout_ms", server.queue_timeout_ms, (0, TIMEOUT_MS_MAX))?;
-    within(file, "server.client_timeout_ms", server.client_timeout_ms, (100, 3_600_000))?;
-    within(file, "server.stall_ms", server.stall_ms, (100, 3_600_000))?;
+    within(file, "server.live_max", u64::from(server.live_max))?;
+    within(file, "server.body_bytes_max", server.body_bytes_max.0)?;
+    within(file, "server.request_timeout_ms", server.request_timeout_ms)?;
+    within(file, "server.queue_timeout_ms", server.queue_timeout_ms)?;
+    within(file, "server.client_timeout_ms", server.client_timeout_ms)?;
+    within(file, "server.stall_ms", server.stall_ms)?;
     if server.step_timeout_ms > 0 {
-        within(file, "server.step_timeout_ms", server.step_timeout_ms, (100, TIMEOUT_MS_MAX))?;
+        within(file, "server.step_timeout_ms", server.step_timeout_ms)?;
     }
     let (whole, first) = (server.request_timeout_ms, server.queue_timeout_ms);
     if whole > 0 && first > whole {
@@ -50,7 +47,12 @@ fn server(file: &LaunchFile) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn within(file: &LaunchFile, key: &str, value: u64, (low, high): (u64, u64)) -> Result<(), ConfigError> {
+/// A value within the range that the table of keys has for it.
+fn within(file: &LaunchFile, key: &str, value: u64) -> Result<(), ConfigError> {
+    between(file, key, value, schema::range(key).unwrap_or((0, u64::MAX)))
+}
+
+fn between(file: &LaunchFile, key: &str, value: u64, (low, high): (u64, u64)) -> Result<(), ConfigError> {
     if (low..=high).contains(&value) {
         return Ok(());
     }
@@ -82,23 +84,26 @@ fn model(file: &LaunchFile, index: usize) -> Result<(), ConfigError> {
         return Err(file.error_at(&key("name"), message));
     }
     if let Some(threads) = model.threads {
-        within(file, &key("threads"), u64::from(threads), (1, 1024))?;
+        within(file, &key("threads"), u64::from(threads))?;
     }
     cores(file, index)?;
-    within(file, &key("rows_max"), u64::from(model.rows_max), (1, 4096))?;
-    within(file, &key("step_tokens_max"), u64::from(model.step_tokens_max), (u64::from(model.rows_max), 65_536))?;
+    within(file, &key("rows_max"), u64::from(model.rows_max))?;
+    let most = schema::range("models.step_tokens_max").map_or(u64::MAX, |(_, most)| most);
+    between(file, &key("step_tokens_max"), u64::from(model.step_tokens_max), (u64::from(model.rows_max), most))?;
     if let Some(length) = model.context_length {
-        within(file, &key("context_length"), u64::from(length), (2, 1 << 24))?;
+        within(file, &key("context_length"), u64::from(length))?;
     }
+    // A page of KV memory: less than one holds no request.
+    let page = schema::range("models.kv_tokens").map_or(1, |(least, _)| least);
     let fault = match model.kv {
-        KvBudget::Tokens(tokens) if tokens < PAGE_TOKENS => Some(("kv_tokens", tokens.to_string())),
+        KvBudget::Tokens(tokens) if u64::from(tokens) < page => Some(("kv_tokens", tokens.to_string())),
         KvBudget::Memory(Bytes(0)) => Some(("kv_memory", "0".to_owned())),
         _ => None,
     };
     match fault {
         Some((field, value)) => Err(file.error_at(
             &key(field),
-            format!("{} = {value} holds no request; give room for at least {PAGE_TOKENS} tokens", key(field)),
+            format!("{} = {value} holds no request; give room for at least {page} tokens", key(field)),
         )),
         None => Ok(()),
     }
@@ -160,7 +165,7 @@ fn router(file: &LaunchFile) -> Result<Vec<usize>, ConfigError> {
 
 fn batching(file: &LaunchFile) -> Result<(), ConfigError> {
     let batching = &file.batching;
-    within(file, "batching.max_wait_ms", batching.max_wait_ms, (0, 60_000))?;
+    within(file, "batching.max_wait_ms", batching.max_wait_ms)?;
     let (stall, wait) = (file.server.stall_ms, batching.max_wait_ms);
     if stall <= wait {
         let message = format!(
@@ -195,7 +200,7 @@ fn batching(file: &LaunchFile) -> Result<(), ConfigError> {
     for model in &file.models {
         let threshold = batching.thresholds.get(&model.name).copied().unwrap_or(1);
         let key = format!("batching.thresholds.{}", model.name);
-        within(file, &key, u64::from(threshold), (1, u64::from(model.rows_max)))?;
+        between(file, &key, u64::from(threshold), (1, u64::from(model.rows_max)))?;
         held += u64::from(threshold) - 1;
     }
     if held >= u64::from(file.server.live_max) {

@@ -261,6 +261,22 @@ def makers_of_tokens(suite: Suite):
 
 
 @check
+def details_of_tokens(suite: Suite):
+    ask = {"extra_body": {"return_token_details": True, "return_token_models": True}}
+    began = time.monotonic()
+    whole = suite.chat(**ask).choices[0]
+    took = 1000 * (time.monotonic() - began)
+    details = whole.model_extra["token_details"]
+    assert [detail["model"] for detail in details] == whole.model_extra["token_models"]
+    assert all(0 <= detail["entropy"] <= 1 for detail in details), "a number even where the router reads none"
+    assert all(detail["ms"] >= 0 for detail in details) and 0 < sum(detail["ms"] for detail in details) <= took
+    chunks = suite.chat(stream=True, **ask)
+    streamed = [detail for chunk in chunks for detail in chunk.choices[0].model_extra.get("token_details") or []]
+    known = ("text", "model", "entropy")
+    assert [[detail[name] for name in known] for detail in streamed] == [[detail[name] for name in known] for detail in details]
+
+
+@check
 def every_message_form(suite: Suite):
     parts = [{"type": "text", "text": suite.prompt}]
     plain = suite.chat().choices[0].message.content

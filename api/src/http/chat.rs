@@ -18,6 +18,7 @@ use crate::text::tools::ToolDialect;
 use crate::text::{ChatInput, ModelText, NamedTokens};
 use actix_web::{HttpRequest, HttpResponse, web};
 use serde_json::Value;
+use std::iter::repeat;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokenrouter_core::constraint::ConstraintSpec;
 use tokenrouter_core::job::Prompt;
@@ -51,7 +52,7 @@ pub async fn create(
     }
     let prompt = app.tokenising.chat(template, chat.conversation).await?;
     let place = JobPlace { target: served.target, defaults: served.defaults, logprobs: chat.logprobs };
-    let detail = app.detail(chat.logprobs.is_some(), generation.token_models);
+    let detail = app.detail(chat.logprobs.is_some(), &generation);
     let n = generation.n;
     let jobs = (0..n).map(|choice| generation.job(place, prompt.clone(), choice)).collect();
     let calls = calling.map(Calls::new);
@@ -135,6 +136,7 @@ impl Dialect for Chat {
             logprobs: self.detail.logprobs.then(|| logprobs::chat(&*self.detail.codec, &outcome.tokens)),
             ending: taken.ending,
             token_models: self.detail.makers(&outcome.tokens),
+            token_details: self.detail.details(&outcome.tokens, outcome.took),
             message: AnswerMessage {
                 role: "assistant",
                 content: taken.content,
@@ -148,11 +150,12 @@ impl Dialect for Chat {
         // An answer that calls may have no text at all.
         let content = self.calls.is_none().then(String::new);
         let delta = Delta { role: Some("assistant"), content, tool_calls: Vec::new() };
-        Some(ChatChunkChoice { index, delta, logprobs: None, ending: Ending::default(), token_models: None })
+        let (ending, token_models) = (Ending::default(), None);
+        Some(ChatChunkChoice { index, delta, logprobs: None, ending, token_models, token_details: None })
     }
 
     fn part(&mut self, piece: Piece) -> Option<ChatChunkChoice> {
-        let Piece { index, text, tokens, ending } = piece;
+        let Piece { index, text, tokens, took, ending } = piece;
         let (text, tool_calls, ending) = match &mut self.calls {
             Some(calls) => {
                 let added = calls.piece(index, &text, ending);
@@ -173,6 +176,7 @@ impl Dialect for Chat {
             logprobs: report.then(|| logprobs::chat(&*self.detail.codec, &tokens)),
             ending,
             token_models: self.detail.makers(&tokens).filter(|_| !tokens.is_empty()),
+            token_details: self.detail.details(&tokens, repeat(took)).filter(|_| !tokens.is_empty()),
         })
     }
 

@@ -6,15 +6,27 @@ use super::metrics::{RequestMeter, Watch};
 use futures_util::stream::{SelectAll, Stream, StreamExt};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokenrouter_actors::runtime::Reply;
 use tokenrouter_core::job::{Event, Failure, FinishReason, Job, Refusal, TokenReport, Usage};
 use tokio::sync::mpsc::Receiver;
 
-/// Running choices, merged into one stream of events tagged with the choice's index.
+/// Running choices, merged into one stream of what happens to them.
 pub struct Choices {
     streams: SelectAll<Choice>,
-    first: Option<(usize, Event)>,
+    first: Option<Happened>,
     prompt_tokens: Vec<u32>,
+}
+
+/// Something happened to a choice.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Happened {
+    /// Which choice.
+    pub index: usize,
+    /// What.
+    pub event: Event,
+    /// Of each of the event's tokens; see [`Watch::event`].
+    pub took: Duration,
 }
 
 /// A choice that ended well.
@@ -26,6 +38,8 @@ pub struct Outcome {
     pub text: String,
     /// The tokens behind it.
     pub tokens: Vec<TokenReport>,
+    /// How long each of them took.
+    pub took: Vec<Duration>,
     /// Why it ended.
     pub reason: FinishReason,
     /// What it consumed and made.
@@ -72,7 +86,7 @@ impl Choices {
         let mut choices = Choices { streams, first: None, prompt_tokens };
         choices.first = choices.streams.next().await;
         match choices.first.take() {
-            Some((_, Event::Failed(failure))) => Err(Unanswered::Failed(failure)),
+            Some(Happened { event: Event::Failed(failure), .. }) => Err(Unanswered::Failed(failure)),
             first => Ok(Choices { first, ..choices }),
         }
     }
@@ -82,10 +96,10 @@ impl Choices {
         &self.prompt_tokens
     }
 
-    /// The next event and the index of its choice; `None` when all choices have ended.
-    pub async fn next(&mut self) -> Option<(usize, Event)> {
+    /// What happens next; `None` when all choices have ended.
+    pub async fn next(&mut self) -> Option<Happened> {
         match self.first.take() {
-            Some(event) => Some(event),
+            Some(first) => Some(first),
             None => self.streams.next().await,
         }
     }
@@ -95,20 +109,20 @@ impl Choices {
     /// # Errors
     /// The first failure; the other choices are aborted.
     pub async fn collect(mut self) -> Result<Vec<Outcome>, Failure> {
-        let mut running: Vec<(String, Vec<TokenReport>)> = vec![Default::default(); self.prompt_tokens.len()];
-        let mut prompts: Vec<Vec<TokenReport>> = vec![Vec::new(); running.len()];
+        let mut running: Vec<Running> = vec![Running::default(); self.prompt_tokens.len()];
         let mut outcomes: Vec<Option<Outcome>> = vec![None; running.len()];
-        while let Some((index, event)) = self.next().await {
+        while let Some(Happened { index, event, took }) = self.next().await {
             match event {
-                Event::Prompt(tokens) => prompts[index] = tokens,
+                Event::Prompt(tokens) => running[index].prompt = tokens,
                 Event::Delta { text, tokens } => {
-                    running[index].0.push_str(&text);
-                    running[index].1.extend(tokens);
+                    let choice = &mut running[index];
+                    choice.text.push_str(&text);
+                    choice.took.extend(tokens.iter().map(|_| took));
+                    choice.tokens.extend(tokens);
                 }
                 Event::Finished { reason, usage } => {
-                    let (text, tokens) = std::mem::take(&mut running[index]);
-                    let prompt = std::mem::take(&mut prompts[index]);
-                    outcomes[index] = Some(Outcome { prompt, text, tokens, reason, usage });
+                    let Running { prompt, text, tokens, took } = std::mem::take(&mut running[index]);
+                    outcomes[index] = Some(Outcome { prompt, text, tokens, took, reason, usage });
                 }
                 Event::Failed(failure) => return Err(failure),
             }
@@ -116,6 +130,15 @@ impl Choices {
         let lost = || Failure::Internal("a choice ended without a result".to_owned());
         outcomes.into_iter().map(|outcome| outcome.ok_or_else(lost)).collect()
     }
+}
+
+/// What there is of a choice before its end.
+#[derive(Clone, Default)]
+struct Running {
+    prompt: Vec<TokenReport>,
+    text: String,
+    tokens: Vec<TokenReport>,
+    took: Vec<Duration>,
 }
 
 /// One choice as a stream of its events.
@@ -127,7 +150,7 @@ struct Choice {
 }
 
 impl Stream for Choice {
-    type Item = (usize, Event);
+    type Item = Happened;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if self.ended {
@@ -140,7 +163,7 @@ impl Stream for Choice {
             Poll::Ready(None) => Event::Failed(Failure::Internal("the engine dropped the request".to_owned())),
         };
         self.ended = matches!(event, Event::Finished { .. } | Event::Failed(_));
-        self.watch.event(&event);
-        Poll::Ready(Some((self.index, event)))
+        let took = self.watch.event(&event);
+        Poll::Ready(Some(Happened { index: self.index, event, took }))
     }
 }

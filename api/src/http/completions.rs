@@ -12,6 +12,7 @@ use super::types::logprobs::{self, LegacyLogprobs, TextPosition};
 use super::types::response::{Ending, TextChoice};
 use super::types::response_format::SCHEMA;
 use actix_web::{HttpRequest, HttpResponse, web};
+use std::iter::{repeat, repeat_n};
 use tokenrouter_core::job::{Job, Prompt, TokenReport};
 use tokenrouter_core::text::{TextCodec, Utf8Stream};
 
@@ -33,7 +34,7 @@ pub async fn create(
     let place = JobPlace { target: served.target, defaults: served.defaults, logprobs: text.logprobs };
     let n = text.generation.n;
     let echoes = text.prompts.iter().map(|prompt| if text.echo { shown(&*app.codec, prompt) } else { String::new() });
-    let echoes: Vec<String> = echoes.flat_map(|echo| std::iter::repeat_n(echo, n as usize)).collect();
+    let echoes: Vec<String> = echoes.flat_map(|echo| repeat_n(echo, n as usize)).collect();
     let prompts = app.tokenising.prompts(text.prompts, served.context_len).await?;
     if let Some(form) = &text.generation.constraint {
         app.tokenising.form(form, SCHEMA).await?;
@@ -47,7 +48,7 @@ pub async fn create(
         (0..n).map(job).collect()
     };
     let jobs = prompts.into_iter().flat_map(of_prompt).collect();
-    let detail = app.detail(text.logprobs.is_some(), text.generation.token_models);
+    let detail = app.detail(text.logprobs.is_some(), &text.generation);
     let dialect = Text { tells_prompts: prompt_logprobs.is_some(), ..Text::new(detail, echoes) };
     let plan = Answer { dialect, jobs, per_prompt: n as usize, generation: &text.generation };
     answer(&app, plan).await
@@ -172,6 +173,7 @@ impl Dialect for Text {
             logprobs,
             ending: Ending::from(&outcome.reason),
             token_models: self.detail.makers(&outcome.tokens),
+            token_details: self.detail.details(&outcome.tokens, outcome.took),
         }
     }
 
@@ -181,17 +183,17 @@ impl Dialect for Text {
             return None;
         }
         let text = self.echoes.get_mut(index).map(std::mem::take).filter(|echo| !echo.is_empty())?;
-        Some(TextChoice { index, text, logprobs: None, ending: Ending::default(), token_models: None })
+        Some(TextChoice::bare(index, text))
     }
 
     fn prompt(&mut self, index: usize, tokens: &[TokenReport]) -> Option<TextChoice> {
         let text = self.echoes.get_mut(index).map(std::mem::take)?;
         let logprobs = self.prompt_logprobs(&text, tokens);
-        Some(TextChoice { index, text, logprobs, ending: Ending::default(), token_models: None })
+        Some(TextChoice { logprobs, ..TextChoice::bare(index, text) })
     }
 
     fn part(&mut self, piece: Piece) -> Option<TextChoice> {
-        let Piece { index, text, tokens, ending } = piece;
+        let Piece { index, text, tokens, took, ending } = piece;
         let text = self.spaced(index, text, &tokens);
         Some(TextChoice {
             index,
@@ -199,6 +201,7 @@ impl Dialect for Text {
             logprobs: if tokens.is_empty() { None } else { self.logprobs(index, &tokens) },
             ending,
             token_models: self.detail.makers(&tokens).filter(|_| !tokens.is_empty()),
+            token_details: self.detail.details(&tokens, repeat(took)).filter(|_| !tokens.is_empty()),
         })
     }
 
@@ -213,6 +216,7 @@ mod tests {
     use super::*;
     use crate::http::testing::report;
     use std::sync::Arc;
+    use std::time::Duration;
     use tokenrouter_core::ids::TokenId;
     use tokenrouter_core::text::{SpecialTokens, TextError};
 
@@ -248,8 +252,8 @@ mod tests {
     }
 
     fn said(echo: &str, pieces: &[(&str, TokenId)]) -> String {
-        let detail =
-            Detail { codec: Arc::new(Pieces), model_names: Arc::new([]), logprobs: false, token_models: false };
+        let (codec, model_names) = (Arc::new(Pieces), Arc::new([]));
+        let detail = Detail { codec, model_names, logprobs: false, token_models: false, token_details: false };
         let mut text = Text::new(detail, vec![echo.to_owned()]);
         let mut joined = text.opening(0).map(|choice| choice.text).unwrap_or_default();
         for &(shown, id) in pieces {
@@ -257,7 +261,8 @@ mod tests {
                 continue;
             }
             let tokens = vec![report(id, 0, -1.0)];
-            let piece = Piece { index: 0, text: shown.to_owned(), tokens, ending: Ending::default() };
+            let piece =
+                Piece { index: 0, text: shown.to_owned(), tokens, took: Duration::ZERO, ending: Ending::default() };
             joined.push_str(&text.part(piece).unwrap().text);
         }
         joined

@@ -2,10 +2,10 @@
 //! route's handler. Invariant: whole and streamed answers are made from the same events, so their texts are equal.
 
 use super::choices::Outcome;
-use super::types::response::{Ending, Envelope};
+use super::types::response::{Ending, Envelope, TokenDetail};
 use serde::Serialize;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokenrouter_core::job::TokenReport;
 use tokenrouter_core::text::TextCodec;
 
@@ -48,6 +48,8 @@ pub struct Piece {
     pub text: String,
     /// Tokens committed since the last chunk.
     pub tokens: Vec<TokenReport>,
+    /// How long each of them took.
+    pub took: Duration,
     /// Filled in the last chunk of the choice.
     pub ending: Ending,
 }
@@ -63,21 +65,41 @@ pub struct Detail {
     pub logprobs: bool,
     /// Report which model made each token.
     pub token_models: bool,
+    /// Report what is known of each token.
+    pub token_details: bool,
 }
 
 impl Detail {
     /// The `token_models` member.
     pub fn makers(&self, tokens: &[TokenReport]) -> Option<Vec<String>> {
-        let name = |report: &TokenReport| match self.model_names.get(report.model.index()) {
+        self.token_models.then(|| tokens.iter().map(|report| self.maker(report)).collect())
+    }
+
+    /// The `token_details` member; `took` has one entry a token.
+    pub fn details(
+        &self,
+        tokens: &[TokenReport],
+        took: impl IntoIterator<Item = Duration>,
+    ) -> Option<Vec<TokenDetail>> {
+        let detail = |(report, took): (&TokenReport, Duration)| TokenDetail {
+            text: String::from_utf8_lossy(self.codec.token_bytes(report.id).unwrap_or_default()).into_owned(),
+            model: self.maker(report),
+            entropy: report.entropy,
+            ms: took.as_micros() as f64 / 1e3,
+        };
+        self.token_details.then(|| tokens.iter().zip(took).map(detail).collect())
+    }
+
+    fn maker(&self, report: &TokenReport) -> String {
+        match self.model_names.get(report.model.index()) {
             Some(name) => name.clone(),
             None => report.model.to_string(),
-        };
-        self.token_models.then(|| tokens.iter().map(name).collect())
+        }
     }
 
     /// Whether tokens without text are worth a chunk of their own.
     pub fn carries_tokens(&self) -> bool {
-        self.logprobs || self.token_models
+        self.logprobs || self.token_models || self.token_details
     }
 }
 

@@ -6,7 +6,7 @@
 
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, TextEncoder};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokenrouter_core::job::{Event, Load, Refusal};
 use tracing::Span;
 
@@ -207,11 +207,12 @@ impl Watch {
         self.meter.series.refused.with_label_values(&[&*self.meter.model, reason]).inc();
     }
 
-    /// Something happened.
-    pub fn event(&mut self, event: &Event) {
+    /// Something happened. Says how long each of its tokens took: the time since the tokens before them (or since the
+    /// request), shared evenly.
+    pub fn event(&mut self, event: &Event) -> Duration {
         match event {
             Event::Prompt(_) => {}
-            Event::Delta { tokens, .. } => self.committed(u32::try_from(tokens.len()).unwrap_or(u32::MAX)),
+            Event::Delta { tokens, .. } => return self.committed(u32::try_from(tokens.len()).unwrap_or(u32::MAX)),
             Event::Finished { reason, usage } => {
                 let (series, label) = (&self.meter.series, [&*self.meter.model]);
                 series.prompt_tokens_cached.with_label_values(&label).inc_by(u64::from(usage.cached_tokens));
@@ -219,25 +220,27 @@ impl Watch {
             }
             Event::Failed(_) => self.end("error"),
         }
+        Duration::ZERO
     }
 
-    fn committed(&mut self, count: u32) {
+    fn committed(&mut self, count: u32) -> Duration {
         if count == 0 {
-            return;
+            return Duration::ZERO;
         }
         let (series, label) = (&self.meter.series, [&*self.meter.model]);
         let now = Instant::now();
+        let each = (now - self.last) / count;
         if self.first.is_none() {
             self.first = Some(now);
             series.ttft.with_label_values(&label).observe((now - self.meter.started).as_secs_f64());
         } else {
-            let each = (now - self.last).as_secs_f64() / f64::from(count);
             let histogram = series.inter_token.with_label_values(&label);
-            (0..count).for_each(|_| histogram.observe(each));
+            (0..count).for_each(|_| histogram.observe(each.as_secs_f64()));
         }
         series.generation_tokens.with_label_values(&label).inc_by(u64::from(count));
         self.last = now;
         self.tokens = self.tokens.saturating_add(count);
+        each
     }
 
     fn end(&mut self, reason: &str) {
@@ -290,7 +293,9 @@ mod tests {
             watch.accepted(3);
             watch.event(&delta("ab"));
             watch.event(&delta("c"));
-            event.iter().for_each(|event| watch.event(event));
+            for event in &event {
+                watch.event(event);
+            }
         }
         for reason in ["stop", "length", "error", "abort"] {
             assert_eq!(ended(&metrics, reason), "1", "{reason}");

@@ -55,7 +55,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokenrouter_core::job::{Prompt, Target};
 use tokenrouter_core::text::TextCodec;
 use types::chat::Conversation;
-use types::generation::SamplingDefaults;
+use types::generation::{Generation, SamplingDefaults};
 
 /// How long a connection may take to close; then it is cut.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -209,9 +209,10 @@ impl App {
         })
     }
 
-    fn detail(&self, logprobs: bool, token_models: bool) -> Detail {
+    fn detail(&self, logprobs: bool, generation: &Generation) -> Detail {
         let (codec, model_names) = (Arc::clone(&self.codec), Arc::clone(&self.model_names));
-        Detail { codec, model_names, logprobs, token_models }
+        let Generation { token_models, token_details, .. } = *generation;
+        Detail { codec, model_names, logprobs, token_models, token_details }
     }
 }
 

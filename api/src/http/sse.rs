@@ -3,7 +3,7 @@
 //! without `[DONE]`. Dropping the body aborts the request, and so does leaving it unread.
 
 use super::Limits;
-use super::choices::Choices;
+use super::choices::{Choices, Happened};
 use super::dialect::{Dialect, Head, Piece};
 use super::errors::ApiError;
 use super::types::generation::Streaming;
@@ -63,8 +63,8 @@ impl<D: Dialect> Writer<D> {
         parts.into_iter().map(|part| self.chunk(vec![part])).collect()
     }
 
-    /// What an event of a choice looks like on the wire.
-    pub fn event(&mut self, index: usize, event: Event) -> Frames {
+    /// What happened to a choice as it looks on the wire.
+    pub fn event(&mut self, Happened { index, event, took }: Happened) -> Frames {
         let piece = match event {
             Event::Prompt(tokens) => {
                 let part = self.dialect.prompt(index, &tokens);
@@ -78,11 +78,11 @@ impl<D: Dialect> Writer<D> {
                 if !worth_a_chunk {
                     return Frames { text: String::new(), last: false };
                 }
-                Piece { index, text, tokens, ending: Ending::default() }
+                Piece { index, text, tokens, took, ending: Ending::default() }
             }
             Event::Finished { reason, usage } => {
                 self.tally.finish(index, usage);
-                Piece { index, text: String::new(), tokens: Vec::new(), ending: Ending::from(&reason) }
+                Piece { index, text: String::new(), tokens: Vec::new(), took, ending: Ending::from(&reason) }
             }
             Event::Failed(failure) => {
                 tracing::error!(id = %self.head.id, index, %failure, "a streamed answer failed");
@@ -227,7 +227,7 @@ async fn next_frames<D: Dialect>(mut sending: Sending<D>) -> (String, Stage<D>) 
         };
         match event {
             None => return (sending.writer.closing(), Stage::Over),
-            Some((index, event)) => match sending.writer.event(index, event) {
+            Some(happened) => match sending.writer.event(happened) {
                 Frames { text, last: true } => return (text, Stage::Over),
                 Frames { text, .. } if text.is_empty() => {}
                 Frames { text, .. } => return (text, Stage::Running(sending)),

@@ -165,6 +165,62 @@ async fn a_held_back_token_with_logprobs_gets_its_chunk() {
 }
 
 #[actix_web::test]
+async fn details_of_tokens_are_the_same_whole_and_streamed() {
+    let script = || {
+        let mut event = delta_by("hé", 1);
+        if let Event::Delta { tokens, .. } = &mut event {
+            tokens[0].entropy = Some(0.5);
+        }
+        let held = Event::Delta { text: String::new(), tokens: vec![super::testing::report(0xF0, 0, -1.0)] };
+        Ok(vec![event, held, finished("stop")])
+    };
+    let without_ms = |details: &Value| -> Vec<Value> {
+        let mut details = details.as_array().cloned().unwrap_or_default();
+        for detail in &mut details {
+            let ms = detail.as_object_mut().unwrap().remove("ms").unwrap();
+            assert!(ms.as_f64().is_some_and(|ms| (0.0..60_000.0).contains(&ms)), "{ms}");
+        }
+        details
+    };
+    let detail =
+        |text: &str, model: &str, entropy: Option<f32>| json!({"text": text, "model": model, "entropy": entropy});
+    let expected = [
+        detail("h", "large", Some(0.5)),
+        detail("\u{FFFD}", "large", None),
+        detail("\u{FFFD}", "large", None),
+        detail("\u{FFFD}", "small", None),
+    ];
+    for (route, body) in [(CHAT, chat(json!({}))), (TEXT, text(json!({"echo": true})))] {
+        let engine = ScriptedEngine::new([script(), script(), script()]);
+        let ask = |extra: Value| {
+            let body = merged(body.clone(), extra);
+            let engine = Arc::clone(&engine);
+            async move { send(&engine, TestRequest::post().uri(route).set_json(body)).await }
+        };
+        let whole = ask(json!({"return_token_details": true})).await.json();
+        assert_eq!(without_ms(&whole["choices"][0]["token_details"]), expected, "{whole}");
+        let events = ask(json!({"return_token_details": true, "stream": true})).await.events();
+        let streamed: Vec<Value> =
+            events.iter().flat_map(|event| without_ms(&event["choices"][0]["token_details"])).collect();
+        assert_eq!(streamed, expected);
+        let silent = ask(json!({})).await.json();
+        assert!(silent["choices"][0].get("token_details").is_none());
+        assert_eq!(engine.jobs().iter().map(|job| job.entropy).collect::<Vec<_>>(), [true, true, false], "{route}");
+    }
+}
+
+#[actix_web::test]
+async fn tokens_that_come_together_share_their_time() {
+    let mut watch = super::metrics::Metrics::new().unwrap().request("m").watch();
+    std::thread::sleep(Duration::from_millis(8));
+    let (four, none) = (watch.event(&delta("abcd")), watch.event(&delta("")));
+    assert!((Duration::from_millis(2)..Duration::from_secs(60)).contains(&four), "{four:?}");
+    assert_eq!(none, Duration::ZERO);
+    std::thread::sleep(Duration::from_millis(2));
+    assert!(watch.event(&delta("e")) >= Duration::from_millis(2), "since the tokens before");
+}
+
+#[actix_web::test]
 async fn legacy_logprobs_offsets_run_on_across_chunks_and_echo() {
     let body = text(json!({"logprobs": 1, "stream": true}));
     let events = post(TEXT, vec![Ok(vec![delta("ab"), delta("c"), finished("stop")])], body).await.events();

@@ -77,6 +77,8 @@ pub struct Generation {
     pub streaming: Streaming,
     /// Report which model made each token.
     pub token_models: bool,
+    /// Report what is known of each token.
+    pub token_details: bool,
     /// Parameters of the routing algorithm for this request: an object, checked by the algorithm.
     pub routing: Option<Value>,
     /// When generation ends.
@@ -107,6 +109,7 @@ impl Generation {
             n: u32::try_from(n).unwrap_or(1),
             streaming: read_streaming(fields)?,
             token_models: fields.flag("return_token_models")?.unwrap_or(false),
+            token_details: fields.flag("return_token_details")?.unwrap_or(false),
             routing: read_routing(fields)?,
             stop,
             constraint,
@@ -137,7 +140,7 @@ impl Generation {
             logprobs: place.logprobs,
             constraint: self.constraint.clone(),
             prompt_logprobs: None,
-            entropy: false,
+            entropy: self.token_details,
         }
     }
 }
@@ -353,6 +356,7 @@ mod tests {
             ("include_stop_str_in_output", json!(1)),
             ("stream", json!("true")),
             ("return_token_models", json!(1)),
+            ("return_token_details", json!("all")),
             ("store", json!(true)),
             ("metadata", json!(5)),
             ("user", json!(5)),

@@ -1,5 +1,5 @@
 //! The shapes of answers: envelope, choices, chunks, usage. Owner: the HTTP layer. Invariant: exactly OpenAI's fields,
-//! plus `token_models`, `stop_reason` and the per-model counts, which are additions and never replace one.
+//! plus `token_models`, `token_details`, `stop_reason` and the per-model counts, which are additions and never replace one.
 
 use super::logprobs::{ChatLogprobs, LegacyLogprobs};
 use schemars::JsonSchema;
@@ -74,6 +74,9 @@ pub struct ChatChoice {
     /// Which model made each token, when asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_models: Option<Vec<String>>,
+    /// What is known of each of these tokens, when asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_details: Option<Vec<TokenDetail>>,
 }
 
 /// The assistant's message.
@@ -151,6 +154,9 @@ pub struct ChatChunkChoice {
     /// Which model made each token of this chunk, when asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_models: Option<Vec<String>>,
+    /// What is known of each of these tokens, when asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_details: Option<Vec<TokenDetail>>,
 }
 
 /// What a chunk adds to a message.
@@ -182,6 +188,30 @@ pub struct TextChoice {
     /// Which model made each token, when asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_models: Option<Vec<String>>,
+    /// What is known of each of these tokens, when asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_details: Option<Vec<TokenDetail>>,
+}
+
+impl TextChoice {
+    /// Text that no model made, such as an echo.
+    pub fn bare(index: usize, text: String) -> Self {
+        TextChoice { index, text, logprobs: None, ending: Ending::default(), token_models: None, token_details: None }
+    }
+}
+
+/// What is known of a generated token.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct TokenDetail {
+    /// Its text; with replacement characters when it is only a part of a character.
+    pub text: String,
+    /// Name of the model that made it.
+    pub model: String,
+    /// Entropy of what it was drawn from: 0 when the model was certain, 1 when all tokens were equally probable; null
+    /// when it is not known.
+    pub entropy: Option<f32>,
+    /// Milliseconds since the token before it, or since the request; tokens that came together share them evenly.
+    pub ms: f64,
 }
 
 /// Tokens consumed and made by a whole HTTP request.

@@ -9,10 +9,18 @@ use tokenrouter_config::Bytes;
 
 /// Options of `check`.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Print the JSON Schema of launch files, for editors, and check nothing
+    #[arg(long, conflicts_with = "config")]
+    schema: bool,
+}
 
 /// Runs the command.
-pub fn run(context: &Context, _args: &Args) -> Result<(), CliError> {
+pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
+    if args.schema {
+        writeln!(io::stdout(), "{:#}", tokenrouter_config::schema::json())?;
+        return Ok(());
+    }
     let file = launch::read(context.common.config.as_deref(), &context.common.overrides()?, &context.environment)?;
     logs::start(context, &file, Talk::Command)?;
     launch::keys(&file, &context.environment)?;

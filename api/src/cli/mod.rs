@@ -23,7 +23,7 @@ mod train_router;
 
 use crate::launch::{Environment, LaunchError};
 use crate::progress::Progress;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use options::Common;
 use std::ffi::OsString;
 use std::io;
@@ -69,6 +69,11 @@ enum Command {
     Bench(bench::Args),
     /// Turn a published router checkpoint into a folder for `router.params.head`
     ConvertRouter(convert_router::Args),
+}
+
+/// The whole command line, for those who document it.
+pub fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// Why a command failed.

@@ -1,7 +1,7 @@
 //! What travels between two models: the suffix the peer has not seen. Owner: InterModel. Invariant: positions are
 //! absolute, so a receiver can trim what it has, and must refuse a gap.
 
-use crate::ids::{ModelIdx, RequestId, TokenId};
+use crate::ids::{ModelIdx, RequestId, Time, TokenId};
 use crate::job::Failure;
 use crate::live::{LiveNotes, Stamp};
 use crate::request::{Committed, RequestSpec};
@@ -44,6 +44,9 @@ pub struct PeerReq {
     pub live: LiveNotes,
     /// Whatever the routing algorithm wants to tell itself at the peer.
     pub ext: Vec<u8>,
+    /// When it left, for who has the same clock: it is not told to other processes.
+    #[serde(skip)]
+    pub left: Option<Time>,
 }
 
 /// A message from a peer does not fit what is known here.
@@ -210,6 +213,7 @@ mod tests {
             barren: 0,
             live: LiveNotes::new(),
             ext: vec![0; ext],
+            left: None,
         };
         let framed = |sizes: &[(usize, usize)]| -> Vec<Vec<u64>> {
             let requests = (0..).zip(sizes.iter().copied()).map(request).collect();
@@ -240,6 +244,7 @@ mod tests {
             barren: 0,
             live: LiveNotes::new(),
             ext: Vec::new(),
+            left: None,
         };
         let mut tokens = held.to_vec();
         let outcome = message.append_to(&mut tokens);

@@ -37,6 +37,8 @@ pub struct Queued {
 #[derive(Debug)]
 pub struct Running {
     body: Box<Body>,
+    /// When it began to wait for this step.
+    since: Time,
     consumes: u32,
     draws: bool,
 }
@@ -194,7 +196,7 @@ impl Queued {
         let targets = body.prompt.as_ref().and_then(|prompt| prompt.ask(&body.tokens, range.clone()));
         let tokens = body.tokens[range].to_vec();
         let row = Row { request: body.spec.id, start, tokens, pages: body.lease.pages(), draw, targets };
-        Ok((Running { body, consumes: end, draws }, row))
+        Ok((Running { body, since: self.since, consumes: end, draws }, row))
     }
 
     /// Ends it before its next token.
@@ -226,6 +228,11 @@ impl Running {
     /// What is fixed about it.
     pub fn spec(&self) -> &Arc<RequestSpec> {
         &self.body.spec
+    }
+
+    /// Waited for this step since.
+    pub fn since(&self) -> Time {
+        self.since
     }
 
     /// Whether it only fills the prefix cache.
@@ -342,6 +349,7 @@ impl Running {
             barren: body.barren,
             live: LiveNotes::new(),
             ext: suffix.ext,
+            left: Some(now),
         });
         Ok((Pending { body: self.body, to, since: now }, message))
     }

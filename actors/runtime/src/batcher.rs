@@ -2,8 +2,9 @@
 //! only while it holds the credit (`Ready`) and, where models take turns, a turn; and never waits without a timer.
 
 use crate::board::{BatcherSnapshot, Role, Snapshot};
+use crate::mailbox::takes_metered;
 use crate::messages::{Enqueue, Lap, LiveNow, Offered, Ready, Release, RunBatch, Say, Stop, Thresholds};
-use crate::subserver::Place;
+use crate::place::Place;
 use actix::prelude::*;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -87,7 +88,12 @@ impl Batcher {
             Verdict::Go(batch, reason) => {
                 self.credit = false;
                 self.said.release(reason, batch.len());
-                self.said.waited += batch.iter().map(|queued| now.since(queued.since())).sum::<Duration>();
+                self.place.instruments.batch(batch.len());
+                for queued in &batch {
+                    let waited = now.since(queued.since());
+                    self.place.instruments.batch_wait.observe(waited);
+                    self.said.waited += waited;
+                }
                 self.place.post(&self.place.children.decode, RunBatch(batch));
             }
             Verdict::WaitUntil(moment) => self.wake_at(moment, ctx),
@@ -170,12 +176,14 @@ impl Actor for Batcher {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(self.place.mailbox());
-        if let Some(table) = self.place.server.in_force.follow(self.place.me, ctx.address().recipient()) {
+        if let Some(table) = self.place.server.in_force.follow(self.place.me, self.place.children.batcher.outlet()) {
             self.gate.set_policy(Box::new(table));
         }
         self.say();
     }
 }
+
+takes_metered!(Batcher: Enqueue, Ready, Lap, Offered, LiveNow, Thresholds, Release, Stop);
 
 impl Drop for Batcher {
     fn drop(&mut self) {

@@ -29,6 +29,25 @@ pub enum Role {
     Planner,
 }
 
+impl Role {
+    /// The actors that every model has.
+    pub const OF_A_MODEL: [Role; 6] =
+        [Role::Subserver, Role::Client, Role::Batcher, Role::Decode, Role::InterModel, Role::Executor];
+
+    /// As in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Subserver => "subserver",
+            Role::Client => "client",
+            Role::Batcher => "batcher",
+            Role::Decode => "decode",
+            Role::InterModel => "inter_model",
+            Role::Executor => "executor",
+            Role::Planner => "planner",
+        }
+    }
+}
+
 /// A snapshot of one actor.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "role", rename_all = "snake_case")]
@@ -124,6 +143,8 @@ impl BatcherSnapshot {
 pub struct DecodeSnapshot {
     /// Requests in the step in flight.
     pub running: u32,
+    /// Whether the executor is lost and not replaced yet.
+    pub is_lost: bool,
     /// Steps so far.
     pub steps: u64,
     /// Steps that failed.

@@ -7,9 +7,11 @@ mod prompt;
 
 use crate::admission::Permit;
 use crate::board::{ClientSnapshot, Role, Snapshot};
-use crate::messages::{Announce, Emit, Enqueue, Lap, Lost, OwnLive, Release, Stop, Submit, Ticket};
+use crate::journal::{Ending, Entry, What};
+use crate::mailbox::takes_metered;
+use crate::messages::{Announce, Emit, Enqueue, Lap, Lost, OwnLive, PromptRead, Release, Stop, Submit, Ticket};
+use crate::place::Place;
 use crate::stream::{Start, Transcript};
-use crate::subserver::Place;
 use actix::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -205,6 +207,7 @@ impl Client {
         if let Some((moment, _)) = self.place.server.bounds.due(since, false) {
             self.wake_at(moment, ctx);
         }
+        self.note(id, What::Arrived { is_routed: routed, prompt_tokens: spec.prompt_len });
         self.said.accepted += 1;
         self.said.prompt_tokens += u64::from(spec.prompt_len);
         self.count_live(routed);
@@ -214,6 +217,7 @@ impl Client {
         if self.streams.contains_key(&id) {
             debug!(%id, "the user is gone");
             self.said.aborted += 1;
+            self.note(id, What::Ended(Ending::Abort));
             self.end(id, None, ctx);
         }
     }
@@ -222,6 +226,7 @@ impl Client {
         if self.streams.contains_key(&id) {
             warn!(%id, %failure, "request failed");
             self.said.failed += 1;
+            self.note(id, What::Ended(Ending::Error));
             self.end(id, Some(Event::Failed(failure)), ctx);
         }
     }
@@ -236,6 +241,10 @@ impl Client {
         }
         self.place.post(&self.place.children.inter_model, Release(id));
         self.count_live(stream.routed);
+    }
+
+    fn note(&self, request: RequestId, what: What) {
+        self.place.instruments.journal.add([Entry { request, at: self.place.clock.now(), what }]);
     }
 
     fn count_live(&mut self, routed: bool) {
@@ -261,6 +270,8 @@ impl Actor for Client {
     }
 }
 
+takes_metered!(Client: Submit, PromptRead, Emit, Lap, Lost, Stop);
+
 impl Drop for Client {
     /// Streams that are still open here are lost: their users see the channel close without an end.
     fn drop(&mut self) {
@@ -269,7 +280,7 @@ impl Drop for Client {
 }
 
 impl Handler<Submit> for Client {
-    type Result = MessageResult<Submit>;
+    type Result = Result<Ticket, Refusal>;
 
     fn handle(&mut self, message: Submit, ctx: &mut Self::Context) -> Self::Result {
         let outcome = self.accept(message, ctx);
@@ -278,7 +289,7 @@ impl Handler<Submit> for Client {
             self.place.server.refused.count(self.place.me, refusal);
             self.say();
         }
-        MessageResult(outcome)
+        outcome
     }
 }
 

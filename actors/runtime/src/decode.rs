@@ -5,11 +5,14 @@
 mod watch;
 
 use crate::board::{DecodeSnapshot, Role, Snapshot};
+use crate::instruments::StepKind;
+use crate::journal::{Entry, What};
+use crate::mailbox::{Outlet, takes_metered};
 use crate::messages::{
     Depart, Departing, Emit, Enqueue, Epoch, ExecutorLost, ExecutorReplaced, Forward, Lap, PromptRead, Ready, Release,
     RunBatch, RunStep, Stepped, Stop,
 };
-use crate::subserver::Place;
+use crate::place::Place;
 use actix::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,13 +37,15 @@ const LEARNT_EVERY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Decode {
     place: Place,
-    executor: Recipient<RunStep>,
+    executor: Outlet<RunStep>,
     epoch: Epoch,
     running: Vec<Running>,
     ended: Tombstones,
     observer: Observer,
     /// When the step in flight began, if no prompt is in it: prefill says nothing of the latency of decoding.
     timed: Option<Time>,
+    /// Of the step in flight.
+    kind: StepKind,
     learnt_at: Time,
     /// Why the executor is lost, until there is another.
     lost: Option<String>,
@@ -59,11 +64,13 @@ struct Outcome {
     /// Per home of the stream.
     emits: BTreeMap<ModelIdx, Vec<Committed>>,
     lost: Vec<(ModelIdx, RequestId, Failure)>,
+    /// What is to be known of the step later.
+    entries: Vec<Entry>,
 }
 
 impl Decode {
     /// A Decode with nothing running.
-    pub fn new(place: Place, executor: Recipient<RunStep>, epoch: Epoch) -> Self {
+    pub fn new(place: Place, executor: Outlet<RunStep>, epoch: Epoch) -> Self {
         let prior = place.server.algorithm.prior();
         let row = |matrix: Vec<Vec<f64>>| matrix.into_iter().nth(place.me.index()).unwrap_or_default();
         let observer = Observer::new(row(prior.p), row(prior.c), place.limits().rows_max);
@@ -74,6 +81,7 @@ impl Decode {
             ended: Tombstones::default(),
             observer,
             timed: None,
+            kind: StepKind::Decode,
             learnt_at: Time::default(),
             lost: None,
             is_watched: false,
@@ -97,13 +105,10 @@ impl Decode {
         }
         self.count(&plan.step);
         self.said.began = self.place.clock.now();
-        let prefills = |(row, running): (&Row, &Running)| row.start < running.spec().prompt_len;
-        self.timed = match plan.step.rows.iter().zip(&plan.running).any(prefills) {
-            true => None,
-            false => Some(self.place.clock.now()),
-        };
+        self.kind = kind(&plan.step, &plan.running);
+        self.timed = (self.kind != StepKind::Prefill).then_some(self.said.began);
         self.running = plan.running;
-        let run = RunStep { epoch: self.epoch, step: plan.step, reply: ctx.address().recipient() };
+        let run = RunStep { epoch: self.epoch, step: plan.step, reply: self.place.children.decode.outlet() };
         if let Err(error) = self.executor.try_send(run) {
             self.lose_executor(format!("not reachable: {error}"));
         }
@@ -160,24 +165,31 @@ impl Decode {
     }
 
     fn settle(&mut self, running: Vec<Running>, output: StepOutput) -> Outcome {
-        let now = self.place.clock.now();
-        let mut outcome = Outcome::default();
+        let (now, rows) = (self.place.clock.now(), running.len());
+        let mut outcome = Outcome { entries: Vec::with_capacity(rows), ..Outcome::default() };
         for (running, row) in running.into_iter().zip(output.rows) {
             let (id, home) = (running.id(), running.spec().home);
             if self.ended.holds(id) {
+                self.note(&running, (false, None), &mut outcome);
                 running.abort();
                 continue;
             }
             match row {
-                RowOutput::Fed(targets) => outcome.stay.push(running.fed(targets, now)),
+                RowOutput::Fed(targets) => {
+                    self.note(&running, (false, Some(self.place.me)), &mut outcome);
+                    outcome.stay.push(running.fed(targets, now));
+                }
                 RowOutput::Failed(_) if running.is_ahead() => drop(running),
                 RowOutput::Failed(reason) => {
+                    self.note(&running, (false, None), &mut outcome);
                     drop(running);
                     outcome.lost.push((home, id, self.failure(reason)));
                 }
                 RowOutput::Drawn(drawn) => self.drawn((running, drawn), now, &mut outcome),
             }
         }
+        let took = self.place.clock.now().since(now);
+        self.place.instruments.decision_time.observe_times(took / rows.max(1) as u32, rows as u64);
         outcome
     }
 
@@ -188,8 +200,11 @@ impl Decode {
             Err(reason) => return outcome.lost.push((home, id, self.failure(reason))),
         }
         let is_routed = running.spec().target == Target::Routed;
+        let waited_since = running.since();
         let (token, next) = running.settle(drawn, now);
-        if is_routed && let Some(to) = way(self.place.me, &next) {
+        let to = way(self.place.me, &next);
+        outcome.entries.push(self.entry((id, waited_since), (token.is_some(), to)));
+        if is_routed && let Some(to) = to {
             self.observer.went(to.index(), token.is_some().into());
         }
         match &token {
@@ -204,6 +219,18 @@ impl Decode {
             Settled::Leave(pending, request) => outcome.leave.push(Departing { pending, request }),
             Settled::Done(_) => {}
             Settled::Failed(_, failure) => outcome.lost.push((home, id, failure)),
+        }
+    }
+
+    /// What is to be known of a request's step later.
+    fn entry(&self, (request, since): (RequestId, Time), (committed, to): (bool, Option<ModelIdx>)) -> Entry {
+        let what = What::Stepped { since, began: self.said.began, committed, to };
+        Entry { request, at: self.said.last_step, what }
+    }
+
+    fn note(&self, running: &Running, what: (bool, Option<ModelIdx>), outcome: &mut Outcome) {
+        if !running.is_ahead() {
+            outcome.entries.push(self.entry((running.id(), running.since()), what));
         }
     }
 
@@ -234,6 +261,7 @@ impl Decode {
     /// Prompts first, then tokens, then control: a peer's next token must find this one delivered.
     fn send_on(&mut self, outcome: Outcome) {
         let children = &self.place.children;
+        self.place.instruments.journal.add(outcome.entries);
         for prompt in outcome.prompts {
             self.place.post(&children.client, prompt);
         }
@@ -264,7 +292,20 @@ impl Decode {
 
     fn say(&mut self) {
         self.said.running = self.running.len() as u32;
+        self.said.is_lost = self.lost.is_some();
         self.place.board.post(self.place.me, Role::Decode, Snapshot::Decode(self.said.clone()));
+    }
+}
+
+/// What the rows of a step consume.
+fn kind(step: &Step, running: &[Running]) -> StepKind {
+    let prefills = |(row, running): (&Row, &Running)| row.start < running.spec().prompt_len;
+    if step.rows.iter().zip(running).any(prefills) {
+        StepKind::Prefill
+    } else if step.rows.iter().any(|row| row.tokens.len() > 1) {
+        StepKind::Extend
+    } else {
+        StepKind::Decode
     }
 }
 
@@ -285,6 +326,8 @@ impl Actor for Decode {
         self.say();
     }
 }
+
+takes_metered!(Decode: RunBatch, Stepped, Lap, Release, ExecutorReplaced, Stop);
 
 impl Drop for Decode {
     fn drop(&mut self) {
@@ -308,6 +351,7 @@ impl Handler<Stepped> for Decode {
             return debug!(model = self.place.name(), "a late answer of an executor that was given up");
         }
         self.said.busy += message.took;
+        self.place.instruments.step(self.kind, message.took);
         self.finish(message.result);
         self.say();
     }

@@ -1,6 +1,7 @@
 //! The executor actor: the only one that touches a device. Owner: device memory of one model. Invariant: a panic or an
 //! error of the device ends in a `Stepped` answer, never in a dead thread.
 
+use crate::mailbox::{Mailbox, Meter, Outlet, takes_metered};
 use crate::messages::{RunStep, Stepped};
 use actix::prelude::*;
 use std::fmt;
@@ -38,14 +39,16 @@ impl fmt::Debug for Seat {
 
 impl Seat {
     /// Starts the executor actor. `Timed` must be called within the arbiter of the control actors.
-    pub fn start(&self, count: &Executors) -> Recipient<RunStep> {
+    pub fn start(&self, count: &Executors, meter: Meter) -> Outlet<RunStep> {
         let count = count.clone();
         match self.clone() {
             Seat::Thread(factory) => {
-                SyncArbiter::start(1, move || GpuExecutor { device: Device::build(&factory, &count) }).recipient()
+                let start = move || GpuExecutor { device: Device::build(&factory, &count) };
+                Mailbox::new(SyncArbiter::start(1, start), meter).outlet()
             }
             Seat::Timed(factory, latency) => {
-                TimedExecutor { device: Device::build(&factory, &count), latency }.start().recipient()
+                let executor = TimedExecutor { device: Device::build(&factory, &count), latency };
+                Mailbox::new(executor.start(), meter).outlet()
             }
         }
     }
@@ -102,7 +105,7 @@ fn lost(panic: &Box<dyn std::any::Any + Send>) -> ExecutorError {
     ExecutorError::Lost(format!("panicked: {}", text.unwrap_or("no message")))
 }
 
-fn answer(reply: &Recipient<Stepped>, stepped: Stepped) {
+fn answer(reply: &Outlet<Stepped>, stepped: Stepped) {
     if reply.try_send(stepped).is_err() {
         // It was stopped, or belongs to a previous life; nobody misses the answer.
         debug!("a step's answer found no Decode");
@@ -117,6 +120,8 @@ struct GpuExecutor {
 impl Actor for GpuExecutor {
     type Context = SyncContext<Self>;
 }
+
+takes_metered!(GpuExecutor: RunStep);
 
 impl Handler<RunStep> for GpuExecutor {
     type Result = ();
@@ -137,6 +142,8 @@ struct TimedExecutor {
 impl Actor for TimedExecutor {
     type Context = Context<Self>;
 }
+
+takes_metered!(TimedExecutor: RunStep);
 
 impl Handler<RunStep> for TimedExecutor {
     type Result = ();

@@ -8,7 +8,7 @@ mod doors;
 use crate::board::{InterModelSnapshot, Role, Snapshot};
 use crate::link::Link;
 use crate::messages::{Departing, Emit, Enqueue, LiveNow, Release};
-use crate::subserver::Place;
+use crate::place::Place;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tokenrouter_core::execution::Execution;
@@ -175,6 +175,9 @@ impl InterModel {
             return None;
         }
         let now = self.place.clock.now();
+        if let Some(left) = message.left {
+            self.place.instruments.hop(message.from, now.since(left));
+        }
         let queued = match self.pending.remove(&id) {
             Some(pending) => {
                 self.said.returned += 1;

@@ -2,6 +2,7 @@
 //! it; replies come as messages tagged with an epoch, so results from a previous life of a child are dropped.
 
 use crate::admission::Permit;
+use crate::mailbox::Outlet;
 use actix::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,7 +100,7 @@ pub struct RunStep {
     /// What to do.
     pub step: Step,
     /// Who wants the answer.
-    pub reply: Recipient<Stepped>,
+    pub reply: Outlet<Stepped>,
 }
 
 /// Executor -> Decode: the answer.
@@ -206,7 +207,7 @@ pub struct ExecutorLost {
 #[rtype(result = "()")]
 pub struct ExecutorReplaced {
     /// The new executor.
-    pub executor: Recipient<RunStep>,
+    pub executor: Outlet<RunStep>,
     /// Life of the executor from now on.
     pub epoch: Epoch,
 }

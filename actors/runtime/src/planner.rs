@@ -3,6 +3,7 @@
 //! of their own (beside the actors on a virtual clock), and one that fails or panics changes nothing.
 
 use crate::board::{Board, PlannerSnapshot, Role, Snapshot};
+use crate::mailbox::Outlet;
 use crate::messages::{Stop, Thresholds};
 use crate::runtime::{Placement, Server};
 use actix::prelude::*;
@@ -29,13 +30,13 @@ pub struct InForce(Mutex<Following>);
 #[derive(Debug, Default)]
 struct Following {
     table: Option<Arc<Table>>,
-    batchers: BTreeMap<ModelIdx, Recipient<Thresholds>>,
+    batchers: BTreeMap<ModelIdx, Outlet<Thresholds>>,
 }
 
 impl InForce {
     /// A Batcher in a new life: it gets every table from now on, and here the one in force; none when the launch
     /// settings still hold.
-    pub fn follow(&self, model: ModelIdx, batcher: Recipient<Thresholds>) -> Option<Arc<Table>> {
+    pub fn follow(&self, model: ModelIdx, batcher: Outlet<Thresholds>) -> Option<Arc<Table>> {
         let mut following = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         following.batchers.insert(model, batcher);
         following.table.clone()

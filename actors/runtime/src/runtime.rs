@@ -6,19 +6,22 @@ mod snapshot;
 mod submit;
 
 use crate::admission::{Pace, Refused};
-use crate::board::Board;
+use crate::board::{Board, Role};
 use crate::bounds::Bounds;
 use crate::clock::Clock;
 use crate::conductor::Conductor;
 use crate::gpu_executor::Executors;
+use crate::instruments::Instruments;
 use crate::link::Address;
 use crate::link::gate::{Gate, Plan};
 use crate::link::local::Directory;
 use crate::link::net::Bound;
 use crate::link::process::{self, Numbers, Process, Site};
+use crate::mailbox::Mailbox;
 use crate::messages::{Said, Stop};
+use crate::place::FIRST_LIFE;
 use crate::planner::{InForce, Planner, Planning};
-use crate::subserver::{FIRST_LIFE, Shared, Subserver};
+use crate::subserver::{Shared, Subserver};
 use actix::prelude::*;
 pub use snapshot::{ModelSnapshot, RuntimeSnapshot};
 use std::fmt;
@@ -204,6 +207,8 @@ struct Inner {
     pools: Vec<Option<KvPool>>,
     /// Of every model: how many hold memory.
     executors: Vec<Executors>,
+    /// Of every model.
+    instruments: Vec<Arc<Instruments>>,
     board: Board,
     clock: Clock,
     numbers: Numbers,
@@ -275,6 +280,8 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
     let planner = Planner::new(&server, &board, (spec.placement, planning)).map_err(StartError::Setting)?;
     let planner = planner.map(|planner| place(spec.placement, &mut arbiters, move || planner));
     let executors: Vec<Executors> = here.iter().map(|_| Executors::default()).collect();
+    let measured = |model: &ModelSpec| Arc::new(Instruments::new(here.len(), model.limits.rows_max));
+    let instruments: Vec<_> = server.models.iter().map(measured).collect();
     let mut start = |index: usize, model: &ModelSpec| {
         let Site::Here(seat) = &model.site else { return (None, None) };
         let pool = KvPool::new(model.limits.pages);
@@ -286,9 +293,11 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
             board: board.clone(),
             pool: pool.clone(),
             executors: executors[index].clone(),
+            instruments: Arc::clone(&instruments[index]),
         };
         let subserver = Subserver::new(ModelIdx(index as u8), shared);
-        (Some(place(spec.placement, &mut arbiters, move || subserver)), Some(pool))
+        let address = place(spec.placement, &mut arbiters, move || subserver);
+        (Some(Mailbox::new(address, instruments[index].meter(Role::Subserver))), Some(pool))
     };
     let (subservers, pools) = server.models.iter().enumerate().map(|(index, model)| start(index, model)).unzip();
     directory.get_or_init(|| subservers);
@@ -303,6 +312,7 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         directory,
         pools,
         executors,
+        instruments,
         board,
         clock,
         numbers,

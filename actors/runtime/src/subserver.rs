@@ -7,130 +7,27 @@ use crate::client::Client;
 use crate::clock::Clock;
 use crate::decode::Decode;
 use crate::gpu_executor::{Executors, Seat};
+use crate::instruments::{Instruments, LogEntry};
 use crate::inter_model::{InterModel, Way};
 use crate::link::Link;
 use crate::link::faulty::FaultyLink;
 use crate::link::identity::Identity;
 use crate::link::local::{Directory, Local};
 use crate::link::socket::{Ends, Socket};
+use crate::mailbox::{Mailbox, Metered, takes_metered};
 use crate::messages::{
-    ChildDown, Epoch, ExecutorLost, ExecutorReplaced, Forward, Frame, LinkEvent, Lost, Offered, Said, Stop, Submit,
-    Ticket,
+    ChildDown, Epoch, ExecutorLost, ExecutorReplaced, Frame, LinkEvent, Offered, Said, Stop, Submit, Ticket,
 };
+use crate::place::{Children, FIRST_LIFE, Place, mailbox};
 use crate::runtime::{ModelSpec, Server};
 use actix::prelude::*;
 use std::sync::Arc;
 use tokenrouter_core::execution::Word;
-use tokenrouter_core::executor::ExecutorLimits;
 use tokenrouter_core::faults::LinkFaults;
-use tokenrouter_core::ids::{ModelIdx, RequestId};
-use tokenrouter_core::job::{Failure, Refusal};
+use tokenrouter_core::ids::ModelIdx;
+use tokenrouter_core::job::Refusal;
 use tokenrouter_core::kv::KvPool;
-use tokenrouter_core::peer::PeerFrame;
 use tracing::{error, warn};
-
-/// Messages a mailbox takes beyond what the live requests can cause.
-const MAILBOX_SLACK: usize = 256;
-
-/// Messages about one request that can be on their way to one actor.
-const MESSAGES_PER_REQUEST: usize = 8;
-
-/// The first life of a subserver's children.
-pub const FIRST_LIFE: Epoch = 1;
-
-/// The siblings of a child.
-#[derive(Clone, Debug)]
-pub struct Children {
-    /// Streams.
-    pub client: Addr<Client>,
-    /// What waits.
-    pub batcher: Addr<Batcher>,
-    /// What runs.
-    pub decode: Addr<Decode>,
-    /// What is away.
-    pub inter_model: Addr<InterModel>,
-}
-
-/// Where a child stands: what it shares with its siblings.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// The model.
-    pub me: ModelIdx,
-    /// Which life of the children.
-    pub life: Epoch,
-    /// The whole server.
-    pub server: Arc<Server>,
-    /// Pages of this model.
-    pub pool: KvPool,
-    /// The time.
-    pub clock: Clock,
-    /// Where snapshots go.
-    pub board: Board,
-    /// The supervisor.
-    pub subserver: Addr<Subserver>,
-    /// The siblings.
-    pub children: Children,
-}
-
-impl Place {
-    /// Name of the model.
-    pub fn name(&self) -> &str {
-        self.server.name(self.me)
-    }
-
-    /// What its device can do.
-    pub fn limits(&self) -> &ExecutorLimits {
-        &self.server.models[self.me.index()].limits
-    }
-
-    /// Messages a child's mailbox takes. More cannot be on their way, so a full mailbox is a fault.
-    pub fn mailbox(&self) -> usize {
-        mailbox(&self.server)
-    }
-
-    /// Which life, across those of the process.
-    pub fn life_ever(&self) -> u64 {
-        self.server.life.saturating_add(self.life)
-    }
-
-    /// Whether an earlier life ended.
-    pub fn is_reborn(&self) -> bool {
-        self.life > FIRST_LIFE
-    }
-
-    /// Sends to a sibling. A message that cannot be delivered carries state that would be lost, so the children are
-    /// rebuilt and their requests failed; a closed mailbox means that this is under way already.
-    pub fn post<A, M>(&self, to: &Addr<A>, message: M)
-    where
-        A: Actor<Context = Context<A>> + Handler<M>,
-        M: Message<Result = ()> + Send + 'static,
-    {
-        if let Err(SendError::Full(_)) = to.try_send(message) {
-            error!(model = self.name(), to = std::any::type_name::<A>(), "mailbox full");
-            self.down(Role::Subserver);
-        }
-    }
-
-    /// Tells the home of a request that it cannot go on.
-    pub fn tell_lost(&self, home: ModelIdx, id: RequestId, failure: Failure) {
-        if home == self.me {
-            self.post(&self.children.client, Lost(id, failure));
-        } else {
-            let frame = PeerFrame::Failed(id, failure);
-            self.post(&self.children.inter_model, Forward { to: home, frame });
-        }
-    }
-
-    /// A child is gone, or must be taken for gone.
-    #[allow(clippy::disallowed_methods, reason = "the last word of a dying actor must not fail on a full mailbox")]
-    pub fn down(&self, role: Role) {
-        self.subserver.do_send(ChildDown { role, life: self.life });
-    }
-}
-
-fn mailbox(server: &Server) -> usize {
-    server.live_anywhere_max() * MESSAGES_PER_REQUEST + MAILBOX_SLACK
-}
 
 /// The actor.
 #[derive(Debug)]
@@ -147,6 +44,7 @@ pub struct Subserver {
     board: Board,
     pool: KvPool,
     executors: Executors,
+    instruments: Arc<Instruments>,
     /// Of the children.
     life: Epoch,
     /// Of the executor.
@@ -158,7 +56,7 @@ pub struct Subserver {
 impl Subserver {
     /// The supervisor of model `me`; children come to life when it is started.
     pub fn new(me: ModelIdx, shared: Shared) -> Self {
-        let Shared { server, seat, directory, clock, board, pool, executors } = shared;
+        let Shared { server, seat, directory, clock, board, pool, executors, instruments } = shared;
         let said = SubserverSnapshot::default();
         Subserver {
             me,
@@ -171,6 +69,7 @@ impl Subserver {
             board,
             pool,
             executors,
+            instruments,
             life: FIRST_LIFE,
             epoch: FIRST_LIFE,
             children: None,
@@ -181,11 +80,12 @@ impl Subserver {
     fn spawn_children(&mut self, ctx: &Context<Self>) {
         let contexts = (Context::new(), Context::new(), Context::new(), Context::new());
         let (client, batcher, decode, inter_model) = &contexts;
+        let meter = |role| self.instruments.meter(role);
         let children = Children {
-            client: client.address(),
-            batcher: batcher.address(),
-            decode: decode.address(),
-            inter_model: inter_model.address(),
+            client: Mailbox::new(client.address(), meter(Role::Client)),
+            batcher: Mailbox::new(batcher.address(), meter(Role::Batcher)),
+            decode: Mailbox::new(decode.address(), meter(Role::Decode)),
+            inter_model: Mailbox::new(inter_model.address(), meter(Role::InterModel)),
         };
         let place = Place {
             me: self.me,
@@ -194,10 +94,11 @@ impl Subserver {
             pool: self.pool.clone(),
             clock: self.clock,
             board: self.board.clone(),
-            subserver: ctx.address(),
+            instruments: Arc::clone(&self.instruments),
+            subserver: Mailbox::new(ctx.address(), meter(Role::Subserver)),
             children: children.clone(),
         };
-        let executor = self.seat.start(&self.executors);
+        let executor = self.seat.start(&self.executors, meter(Role::Executor));
         let policy = self.server.policy();
         contexts.0.run(Client::new(place.clone()));
         contexts.1.run(Batcher::new(place.clone(), policy));
@@ -248,7 +149,7 @@ impl Subserver {
     fn pass<M>(&mut self, message: M, ctx: &Context<Self>)
     where
         M: Message<Result = ()> + Send + 'static,
-        InterModel: Handler<M>,
+        InterModel: Handler<Metered<M>>,
     {
         let Some(children) = &self.children else { return };
         match children.inter_model.try_send(message) {
@@ -272,6 +173,7 @@ impl Subserver {
         }
         self.said.children_restarts += 1;
         self.said.last_error = Some(format!("{role:?} went down"));
+        self.log(role, "went down; all control actors of the model were rebuilt".to_owned());
         self.spawn_children(ctx);
         self.say();
     }
@@ -287,6 +189,10 @@ impl Subserver {
             ];
             tracing::debug!(model = self.server.name(self.me), ?told, "children stopped");
         }
+    }
+
+    fn log(&self, role: Role, what: String) {
+        self.instruments.log(LogEntry { at: self.clock.now(), role, what });
     }
 
     fn say(&self) {
@@ -311,6 +217,8 @@ pub struct Shared {
     pub pool: KvPool,
     /// Counts the executors of this model.
     pub executors: Executors,
+    /// What is measured of the actors of this model.
+    pub instruments: Arc<Instruments>,
 }
 
 impl Actor for Subserver {
@@ -323,6 +231,8 @@ impl Actor for Subserver {
         self.say();
     }
 }
+
+takes_metered!(Subserver: Submit, Frame, Offered, LinkEvent, ExecutorLost, ChildDown, Stop);
 
 impl Handler<Submit> for Subserver {
     type Result = ResponseFuture<Result<Ticket, Refusal>>;
@@ -379,8 +289,9 @@ impl Handler<ExecutorLost> for Subserver {
         self.epoch += 1;
         self.pool.revoke_all();
         self.said.executor_restarts += 1;
+        self.log(Role::Executor, format!("lost and rebuilt: {}", message.reason));
         self.said.last_error = Some(message.reason);
-        let executor = self.seat.start(&self.executors);
+        let executor = self.seat.start(&self.executors, self.instruments.meter(Role::Executor));
         let replaced = ExecutorReplaced { executor, epoch: self.epoch };
         if let Err(error) = children.decode.try_send(replaced) {
             warn!(model = self.server.name(self.me), %error, "no Decode for the new executor");

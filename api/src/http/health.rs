@@ -90,7 +90,7 @@ mod tests {
     #[track_caller]
     fn check(models: &[ModelSnapshot], seconds: u64, expected: Option<&str>) {
         let models = models.to_vec();
-        let snapshot = RuntimeSnapshot { now: at(seconds), live: 0, prompt_tokens: 0, open: true, models };
+        let snapshot = RuntimeSnapshot { now: at(seconds), open: true, models, ..RuntimeSnapshot::default() };
         assert_eq!(stuck(&snapshot, LIMIT).as_deref(), expected, "at {seconds} s");
     }
 

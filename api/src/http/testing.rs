@@ -146,9 +146,9 @@ impl Engine for ScriptedEngine {
         RuntimeSnapshot {
             now: *self.now.lock().unwrap(),
             live,
-            prompt_tokens: 0,
             open: true,
             models: self.models.lock().unwrap().clone(),
+            ..RuntimeSnapshot::default()
         }
     }
 }

@@ -6,6 +6,7 @@
 //! to the next step: if one can start it has been handed over when the lap is back, and if none can nothing waits for it.
 
 use super::Client;
+use crate::journal::{Ending, What};
 use crate::messages::{Lap, Release};
 use crate::stream::Added;
 use actix::prelude::*;
@@ -86,10 +87,12 @@ impl Client {
             return self.abort(id, ctx);
         }
         if let Some(reason) = delta.finish {
-            match reason {
-                FinishReason::Length => self.said.length += 1,
-                _ => self.said.stopped += 1,
-            }
+            let (count, ending) = match reason {
+                FinishReason::Length => (&mut self.said.length, Ending::Length),
+                _ => (&mut self.said.stopped, Ending::Stop),
+            };
+            *count += 1;
+            self.note(id, What::Ended(ending));
             let usage = stream.transcript.usage().clone();
             self.end(id, Some(Event::Finished { reason, usage }), ctx);
         }

@@ -2,6 +2,7 @@
 
 use super::InterModel;
 use crate::board::Role;
+use crate::mailbox::takes_metered;
 use crate::messages::{
     Announce, Depart, Forward, Frame, LinkEvent, LiveNow, Offered, OwnLive, Release, Said, Say, Stop,
 };
@@ -26,6 +27,8 @@ impl Actor for InterModel {
         self.say();
     }
 }
+
+takes_metered!(InterModel: Depart, Forward, Frame, LinkEvent, Announce, Say, Offered, OwnLive, Release, Stop);
 
 impl Drop for InterModel {
     fn drop(&mut self) {

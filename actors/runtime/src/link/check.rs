@@ -155,6 +155,7 @@ mod tests {
             barren: 0,
             live: LiveNotes::new(),
             ext: Vec::new(),
+            left: None,
         };
         change(&mut message);
         parcel(PeerFrame::Requests(vec![message]))

@@ -11,6 +11,7 @@ use super::socket::PATIENCE;
 use super::wire::{
     Answer, FRAME_BYTES_MAX, HELLO_BYTES_MAX, Hello, Parcel, WireError, decode, decode_hello, encode, read_frame,
 };
+use crate::mailbox::Mailbox;
 use crate::messages::{Frame, LinkEvent, Stop};
 use crate::runtime::Server;
 use crate::subserver::Subserver;
@@ -180,7 +181,7 @@ impl House {
     }
 
     /// Who speaks, and to whom. The reason of a refusal is said to the peer too.
-    async fn greet<S: Stream>(&self, stream: &mut S) -> Result<(Hello, Addr<Subserver>), WireError> {
+    async fn greet<S: Stream>(&self, stream: &mut S) -> Result<(Hello, Mailbox<Subserver>), WireError> {
         let content = read_frame(stream, HELLO_BYTES_MAX).await?;
         let greeted = decode_hello(&content).and_then(|hello| match self.door(&hello) {
             Ok(subserver) => Ok((hello, subserver)),
@@ -197,7 +198,7 @@ impl House {
         greeted
     }
 
-    fn door(&self, hello: &Hello) -> Result<Addr<Subserver>, String> {
+    fn door(&self, hello: &Hello) -> Result<Mailbox<Subserver>, String> {
         if let Some(difference) = self.identity.difference(&hello.server) {
             return Err(difference);
         }
@@ -217,7 +218,7 @@ async fn welcome<S: Stream>(stream: &mut S) -> Result<(), WireError> {
 }
 
 /// Hands frames on until the connection ends; returns why.
-async fn hand_on<S: Stream>(stream: &mut S, bounds: &Bounds, subserver: &Addr<Subserver>) -> WireError {
+async fn hand_on<S: Stream>(stream: &mut S, bounds: &Bounds, subserver: &Mailbox<Subserver>) -> WireError {
     loop {
         match timeout(SILENCE_MAX, read_frame(stream, FRAME_BYTES_MAX)).await {
             Ok(Ok(content)) if content.is_empty() => {}
@@ -234,7 +235,7 @@ async fn hand_on<S: Stream>(stream: &mut S, bounds: &Bounds, subserver: &Addr<Su
     }
 }
 
-async fn pass(content: &[u8], bounds: &Bounds, subserver: &Addr<Subserver>) -> Result<(), WireError> {
+async fn pass(content: &[u8], bounds: &Bounds, subserver: &Mailbox<Subserver>) -> Result<(), WireError> {
     let parcel: Parcel = decode(content)?;
     if let Some(fault) = bounds.fault(&parcel) {
         return Err(WireError::Refused(fault));

@@ -6,14 +6,19 @@ use crate::board::{
     BatcherSnapshot, ClientSnapshot, DecodeSnapshot, InterModelSnapshot, PlannerSnapshot, Role, Snapshot,
     SubserverSnapshot,
 };
+use crate::instruments::InstrumentsSnapshot;
+use crate::journal::Entry;
 use crate::link::Address;
 use serde::Serialize;
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use tokenrouter_core::batching::PolicySpec;
+use tokenrouter_core::execution::Execution;
 use tokenrouter_core::ids::{ModelIdx, Time};
 use tokenrouter_core::kv::{KvPool, KvStats};
 
 /// How a server is now.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct RuntimeSnapshot {
     /// Time since the start.
     pub now: Time,
@@ -23,8 +28,23 @@ pub struct RuntimeSnapshot {
     pub prompt_tokens: u64,
     /// Accepts new requests.
     pub open: bool,
+    /// What was set at the launch.
+    pub settings: Settings,
+    /// How the planning of thresholds goes; none when they do not follow the models.
+    pub planner: Option<PlannerSnapshot>,
     /// Per model.
     pub models: Vec<ModelSnapshot>,
+}
+
+/// What was set at the launch and bears on how the numbers are read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Settings {
+    /// How thresholds are chosen: `eager`, `fixed`, `optimal` or `adaptive`.
+    pub policy: &'static str,
+    /// Which models may step at the same time.
+    pub execution: Execution,
+    /// Requests accepted at once.
+    pub live_max: u32,
 }
 
 /// How one subserver is now.
@@ -50,6 +70,8 @@ pub struct ModelSnapshot {
     pub decode: DecodeSnapshot,
     /// Away.
     pub inter_model: InterModelSnapshot,
+    /// What is measured of these actors.
+    pub instruments: InstrumentsSnapshot,
 }
 
 impl Runtime {
@@ -61,6 +83,8 @@ impl Runtime {
             live: inner.server.live.load(Ordering::Relaxed),
             prompt_tokens: inner.server.prompt_tokens.load(Ordering::Relaxed),
             open: inner.open.load(Ordering::Acquire),
+            settings: self.settings(),
+            planner: self.planner(),
             models: (0..inner.pools.len()).map(|index| self.model_snapshot(index)).collect(),
         }
     }
@@ -73,7 +97,9 @@ impl Runtime {
         let elsewhere = inner.server.models[index].site.peer().map(Address::to_string);
         let executors = inner.executors[index].count();
         let overloaded = inner.server.refused.of(me);
-        let mut out = ModelSnapshot { name, elsewhere, kv, executors, overloaded, ..ModelSnapshot::default() };
+        let instruments = inner.instruments[index].read();
+        let mut out =
+            ModelSnapshot { name, elsewhere, kv, executors, overloaded, instruments, ..ModelSnapshot::default() };
         for role in [Role::Subserver, Role::Client, Role::Batcher, Role::Decode, Role::InterModel] {
             match inner.board.read(me, role) {
                 Some(Snapshot::Subserver(said)) => out.subserver = said,
@@ -85,6 +111,22 @@ impl Runtime {
             }
         }
         out
+    }
+
+    fn settings(&self) -> Settings {
+        let server = &self.0.server;
+        let policy = match &server.batching.policy {
+            _ if server.batching.adaptive => "adaptive",
+            PolicySpec::Eager => "eager",
+            PolicySpec::Fixed(_) => "fixed",
+            PolicySpec::Planned(_) => "optimal",
+        };
+        Settings { policy, execution: server.batching.execution, live_max: server.live_max }
+    }
+
+    /// What happened to requests since this was asked last, by model; whoever asks first gets it.
+    pub fn take_journals(&self) -> Vec<VecDeque<Entry>> {
+        self.0.instruments.iter().map(|instruments| instruments.journal.take()).collect()
     }
 
     /// How the planning of thresholds goes; none when they do not follow the models.

@@ -162,6 +162,7 @@ fn message(base: u32, tokens: &[TokenId], ext: Vec<u8>) -> PeerReq {
         barren: 0,
         live: crate::live::LiveNotes::new(),
         ext,
+        left: None,
     }
 }
 

@@ -103,7 +103,7 @@ prop_compose! {
         ext in vec(any::<u8>(), 0..9),
     ) -> PeerReq {
         let (tokens, known) = (tokens.into(), known.into());
-        PeerReq { request, home, from, to, spec, base, tokens, known, hops, cached, barren, live, ext }
+        PeerReq { request, home, from, to, spec, base, tokens, known, hops, cached, barren, live, ext, left: None }
     }
 }
 

@@ -184,7 +184,14 @@ mod tests {
         (small.kv.ended_by_losses, small.kv.ended_losses) = ([4, 3, 0, 0, 1, 2], 40);
         let mut large = ModelSnapshot { name: "large".to_owned(), ..ModelSnapshot::default() };
         large.decode.committed = 9;
-        RuntimeSnapshot { now: Time(5), live: 2, prompt_tokens: 70, open: true, models: vec![small, large] }
+        RuntimeSnapshot {
+            now: Time(5),
+            live: 2,
+            prompt_tokens: 70,
+            open: true,
+            models: vec![small, large],
+            ..RuntimeSnapshot::default()
+        }
     }
 
     #[test]

@@ -92,6 +92,21 @@ pub(crate) fn grid(live_max: u32) -> Vec<u32> {
 /// # Errors
 /// One line when a model has no latency, or when P or C are malformed.
 pub fn discretise(behaviours: &[Behaviour], requests: u32) -> Result<System, String> {
+    let tick = tick(behaviours, requests)?;
+    let ticks = |behaviour: &Behaviour| behaviour.seconds.iter().map(|s| (s / tick).round().max(1.0) as u32).collect();
+    System::new(
+        requests,
+        behaviours.iter().map(ticks).collect(),
+        behaviours.iter().map(|behaviour| behaviour.moves.clone()).collect(),
+        behaviours.iter().map(|behaviour| behaviour.tokens.clone()).collect(),
+    )
+}
+
+/// Seconds of a tick of [`discretise`].
+///
+/// # Errors
+/// One line when a model has no latency.
+pub fn tick(behaviours: &[Behaviour], requests: u32) -> Result<f64, String> {
     let seconds = || behaviours.iter().flat_map(|behaviour| behaviour.seconds.iter().take(requests as usize));
     let (least, most) = seconds().fold((f64::INFINITY, 0.0_f64), |(least, most), &s| (least.min(s), most.max(s)));
     if let Some(i) = behaviours.iter().position(|behaviour| behaviour.seconds.is_empty()) {
@@ -103,12 +118,5 @@ pub fn discretise(behaviours: &[Behaviour], requests: u32) -> Result<System, Str
     let error = |tick: f64| seconds().map(|s| ((s / tick).round().max(1.0) * tick / s - 1.0).abs()).fold(0.0, f64::max);
     let finest = (TICKS_MAX * least / most).floor().max(1.0) as u32;
     let tick = (1..=finest).map(|parts| least / f64::from(parts)).find(|&tick| error(tick) <= ROUNDING);
-    let tick = tick.unwrap_or(least / f64::from(finest)).max(most / 60_000.0);
-    let ticks = |behaviour: &Behaviour| behaviour.seconds.iter().map(|s| (s / tick).round().max(1.0) as u32).collect();
-    System::new(
-        requests,
-        behaviours.iter().map(ticks).collect(),
-        behaviours.iter().map(|behaviour| behaviour.moves.clone()).collect(),
-        behaviours.iter().map(|behaviour| behaviour.tokens.clone()).collect(),
-    )
+    Ok(tick.unwrap_or(least / f64::from(finest)).max(most / 60_000.0))
 }

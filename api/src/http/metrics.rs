@@ -1,14 +1,15 @@
-//! What is counted at the HTTP side. Owner: the registry of one server (no statics). Invariant: every accepted choice is
-//! counted in exactly one `request_success_total{finished_reason}`, whatever becomes of it.
+//! What is counted at the HTTP side. Owner: the registry of one server (no statics). Invariant: every label has few values,
+//! and each series that rates are made of exists from the start.
 //!
 //! Names and bucket sets are vLLM's where the meaning is equal, so that existing dashboards work; `model_name` is the
-//! served model the client asked for.
+//! served model the client asked for, `engine` is always 0. docs/metrics.md lists everything.
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, TextEncoder};
+use super::meter::{Asked, RequestMeter};
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, Result, TextEncoder,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokenrouter_core::job::{Event, Load, Refusal};
-use tracing::Span;
 
 const TTFT_SECONDS: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -16,13 +17,26 @@ const TTFT_SECONDS: &[f64] = &[
 ];
 const PER_TOKEN_SECONDS: &[f64] =
     &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
-const END_TO_END_SECONDS: &[f64] = &[
+const REQUEST_SECONDS: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
 ];
+const HTTP_SECONDS: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
 const TOKEN_COUNTS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100000.0,
 ];
+const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
+
+/// What vLLM puts beside `model_name`; there is one engine.
+pub const ENGINE: (&str, &str) = ("engine", "0");
+/// What vLLM's names begin with.
+pub const VLLM: &str = "vllm:";
+
+/// How an accepted choice ends.
+const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+/// Why a job is not accepted.
+pub const REFUSALS: [&str; 6] = ["invalid", "context", "kv_memory", "live_requests", "prompt_tokens", "unavailable"];
 
 /// All series of one server.
 #[derive(Clone)]
@@ -31,80 +45,184 @@ pub struct Metrics {
     series: Arc<Series>,
 }
 
-struct Series {
-    ttft: HistogramVec,
-    inter_token: HistogramVec,
-    per_output_token: HistogramVec,
-    end_to_end: HistogramVec,
-    request_prompt_tokens: HistogramVec,
-    request_generation_tokens: HistogramVec,
-    prompt_tokens: IntCounterVec,
-    prompt_tokens_cached: IntCounterVec,
-    generation_tokens: IntCounterVec,
-    finished: IntCounterVec,
-    refused: IntCounterVec,
-    http_requests: IntCounterVec,
+/// What the meters write.
+pub struct Series {
+    /// How long things take.
+    pub latency: Latency,
+    /// Sizes of requests, and tokens in all.
+    pub tokens: Tokens,
+    /// Accepted choices that ended, by reason.
+    pub finished: IntCounterVec,
+    /// Jobs that were not accepted, by reason.
+    pub refused: IntCounterVec,
+    http: Http,
 }
 
-impl Metrics {
-    /// An empty registry with this server's series.
-    ///
-    /// # Errors
-    /// Only if two series share a name.
-    pub fn new() -> prometheus::Result<Self> {
-        let registry = Registry::new();
-        let model: &[&str] = &["model_name"];
-        let make = Maker { registry: &registry };
-        let series = Series {
-            ttft: make.histogram("vllm:time_to_first_token_seconds", "Time to the first token.", TTFT_SECONDS)?,
-            inter_token: make.histogram(
+/// Seconds, by `model_name`.
+pub struct Latency {
+    /// From the request to its first token.
+    pub first_token: HistogramVec,
+    /// Between tokens.
+    pub inter_token: HistogramVec,
+    /// Mean of a request between its tokens.
+    pub per_token: HistogramVec,
+    /// From the request to its end.
+    pub end_to_end: HistogramVec,
+    /// From the request to its first forward pass.
+    pub queue: HistogramVec,
+    /// From the first forward pass to the first token.
+    pub prefill: HistogramVec,
+    /// From the first token to the last.
+    pub decode: HistogramVec,
+    /// From the first forward pass to the last token.
+    pub inference: HistogramVec,
+}
+
+impl Latency {
+    fn new(make: &Maker<'_>) -> Result<Self> {
+        let seconds = |name, help| make.by_model(name, help, REQUEST_SECONDS);
+        Ok(Latency {
+            first_token: make.by_model("vllm:time_to_first_token_seconds", "Time to the first token.", TTFT_SECONDS)?,
+            inter_token: make.by_model(
                 "vllm:inter_token_latency_seconds",
                 "Time between tokens.",
                 PER_TOKEN_SECONDS,
             )?,
-            per_output_token: make.histogram(
+            per_token: make.by_model(
                 "vllm:request_time_per_output_token_seconds",
-                "Mean time per token after the first, by request.",
+                "Mean time per token after the first, by choice.",
                 PER_TOKEN_SECONDS,
             )?,
-            end_to_end: make.histogram(
-                "vllm:e2e_request_latency_seconds",
-                "Time from request to end.",
-                END_TO_END_SECONDS,
+            end_to_end: seconds("vllm:e2e_request_latency_seconds", "Time from the request to the end of a choice.")?,
+            queue: seconds(
+                "vllm:request_queue_time_seconds",
+                "Time before the first forward pass, of finished choices.",
             )?,
-            request_prompt_tokens: make.histogram(
-                "vllm:request_prompt_tokens",
-                "Prompt tokens by request.",
-                TOKEN_COUNTS,
+            prefill: seconds(
+                "vllm:request_prefill_time_seconds",
+                "Time from the first forward pass to the first token, of finished choices.",
             )?,
-            request_generation_tokens: make.histogram(
-                "vllm:request_generation_tokens",
-                "Generated tokens by request.",
-                TOKEN_COUNTS,
+            decode: seconds(
+                "vllm:request_decode_time_seconds",
+                "Time from the first token to the last, of finished choices.",
             )?,
-            prompt_tokens: make.counter("vllm:prompt_tokens_total", "Prompt tokens of accepted requests.", model)?,
-            prompt_tokens_cached: make.counter(
+            inference: seconds(
+                "vllm:request_inference_time_seconds",
+                "Time from the first forward pass to the last token, of finished choices.",
+            )?,
+        })
+    }
+}
+
+/// Numbers of tokens and of choices, by `model_name`.
+pub struct Tokens {
+    /// Of the prompt, by choice.
+    pub prompt_each: HistogramVec,
+    /// Generated, by choice.
+    pub generated_each: HistogramVec,
+    /// Generated in the longest choice of a request.
+    pub longest: HistogramVec,
+    /// Of the prompt that were computed, by choice.
+    pub computed_each: HistogramVec,
+    /// `n`.
+    pub choices: HistogramVec,
+    /// `max_tokens`.
+    pub max_tokens: HistogramVec,
+    /// Of prompts.
+    pub prompt: IntCounterVec,
+    /// Of prompts, by where their KV came from.
+    pub by_source: IntCounterVec,
+    /// Of prompts, from the prefix cache.
+    pub cached: IntCounterVec,
+    /// Generated.
+    pub generated: IntCounterVec,
+}
+
+impl Tokens {
+    fn new(make: &Maker<'_>) -> Result<Self> {
+        let count = |name, help| make.by_model(name, help, TOKEN_COUNTS);
+        let total = |name, help| make.counter(name, help, &["model_name"]);
+        Ok(Tokens {
+            prompt_each: count("vllm:request_prompt_tokens", "Prompt tokens, by choice.")?,
+            generated_each: count("vllm:request_generation_tokens", "Generated tokens, by choice.")?,
+            longest: count(
+                "vllm:request_max_num_generation_tokens",
+                "Generated tokens of the longest choice, by request.",
+            )?,
+            computed_each: count(
+                "vllm:request_prefill_kv_computed_tokens",
+                "Prompt tokens whose KV was not there and was computed, by finished choice.",
+            )?,
+            choices: make.by_model("vllm:request_params_n", "n, by request.", CHOICES)?,
+            max_tokens: count("vllm:request_params_max_tokens", "max_tokens, by choice that has it.")?,
+            prompt: total("vllm:prompt_tokens_total", "Prompt tokens of accepted choices.")?,
+            by_source: make.counter(
+                "vllm:prompt_tokens_by_source_total",
+                "Prompt tokens of finished choices, by where their KV came from (local_compute, local_cache_hit).",
+                &["model_name", "source"],
+            )?,
+            cached: total(
                 "vllm:prompt_tokens_cached_total",
-                "Prompt tokens whose KV was already there, of finished requests.",
-                model,
+                "Prompt tokens whose KV was already there, of finished choices.",
             )?,
-            generation_tokens: make.counter("vllm:generation_tokens_total", "Tokens generated.", model)?,
+            generated: total("vllm:generation_tokens_total", "Tokens generated.")?,
+        })
+    }
+}
+
+/// HTTP itself.
+struct Http {
+    requests: IntCounterVec,
+    seconds: HistogramVec,
+    in_flight: IntGauge,
+}
+
+impl Http {
+    fn new(make: &Maker<'_>) -> Result<Self> {
+        let in_flight = IntGauge::with_opts(
+            make.opts("tokenrouter:http_requests_in_flight", "HTTP requests whose answers are not sent to their ends."),
+        )?;
+        make.registry.register(Box::new(in_flight.clone()))?;
+        Ok(Http {
+            requests: make.counter(
+                "tokenrouter:http_requests_total",
+                "HTTP requests, by the status of their answers; 499 when the client went before there was one.",
+                &["method", "route", "status"],
+            )?,
+            seconds: make.histogram(
+                ("http_request_duration_seconds", "Time from the head of an HTTP request to the end of its answer."),
+                HTTP_SECONDS,
+                &["handler", "method"],
+            )?,
+            in_flight,
+        })
+    }
+}
+
+impl Metrics {
+    /// The series of a server of these names.
+    ///
+    /// # Errors
+    /// Only if two series share a name.
+    pub fn new<'a>(served: impl IntoIterator<Item = &'a str>) -> Result<Self> {
+        let registry = Registry::new();
+        let make = Maker { registry: &registry };
+        let series = Series {
+            latency: Latency::new(&make)?,
+            tokens: Tokens::new(&make)?,
             finished: make.counter(
                 "vllm:request_success_total",
-                "Requests that ended, by reason (stop, length, abort, error).",
-                &["model_name", "finished_reason"],
+                "Accepted choices that ended, by reason (stop, length, abort, error).",
+                &["finished_reason", "model_name"],
             )?,
             refused: make.counter(
                 "tokenrouter:requests_refused_total",
-                "Jobs that were not accepted, by reason.",
+                "Choices that were not accepted, by reason.",
                 &["model_name", "reason"],
             )?,
-            http_requests: make.counter(
-                "tokenrouter:http_requests_total",
-                "Answered HTTP requests.",
-                &["method", "route", "status"],
-            )?,
+            http: Http::new(&make)?,
         };
+        served.into_iter().for_each(|name| series.begin(name));
         Ok(Metrics { registry, series: Arc::new(series) })
     }
 
@@ -117,19 +235,82 @@ impl Metrics {
     ///
     /// # Errors
     /// When a series cannot be written in that format.
-    pub fn render(&self) -> prometheus::Result<String> {
+    pub fn render(&self) -> Result<String> {
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
 
-    /// The meter of one HTTP request that asks for `model`.
-    pub fn request(&self, model: &str) -> RequestMeter {
-        let (series, span) = (Arc::clone(&self.series), Span::current());
-        RequestMeter { series, model: model.into(), started: Instant::now(), span }
+    /// The meter of a request to generate.
+    pub fn request(&self, asked: Asked) -> RequestMeter {
+        RequestMeter::new(Arc::clone(&self.series), asked)
     }
 
-    /// Counts an answered HTTP request; `route` is the pattern, never the path, so that labels stay few.
-    pub fn http_request(&self, method: &str, route: &str, status: u16) {
-        self.series.http_requests.with_label_values(&[method, route, &status.to_string()]).inc();
+    /// Counts an HTTP request from now to the end of its answer. `route` is the pattern, never the path, so that labels stay
+    /// few.
+    pub fn http_request(&self, method: &'static str, route: String) -> HttpMeter {
+        self.series.http.in_flight.inc();
+        HttpMeter { series: Arc::clone(&self.series), method, route, began: Instant::now(), answered: false }
+    }
+}
+
+impl Series {
+    /// Counters of a served name at 0: what has not happened yet can be told from what is not counted.
+    fn begin(&self, name: &str) {
+        let Tokens { prompt, by_source, cached, generated, .. } = &self.tokens;
+        for counter in [prompt, cached, generated] {
+            counter.with_label_values(&[name]).inc_by(0);
+        }
+        for source in ["local_compute", "local_cache_hit"] {
+            by_source.with_label_values(&[name, source]).inc_by(0);
+        }
+        REASONS.iter().for_each(|reason| self.finished.with_label_values(&[reason, name]).inc_by(0));
+        REFUSALS.iter().for_each(|reason| self.refused.with_label_values(&[name, reason]).inc_by(0));
+        let Latency { first_token, inter_token, per_token, end_to_end, queue, prefill, decode, inference } =
+            &self.latency;
+        let Tokens { prompt_each, generated_each, longest, computed_each, choices, max_tokens, .. } = &self.tokens;
+        let latencies = [first_token, inter_token, per_token, end_to_end, queue, prefill, decode, inference];
+        let sizes = [prompt_each, generated_each, longest, computed_each, choices, max_tokens];
+        for histogram in latencies.into_iter().chain(sizes) {
+            let _made: Histogram = histogram.with_label_values(&[name]);
+        }
+    }
+}
+
+/// An HTTP request on its way. Invariant: it is counted once, whether it is answered or its client goes away before.
+pub struct HttpMeter {
+    series: Arc<Series>,
+    method: &'static str,
+    route: String,
+    began: Instant,
+    answered: bool,
+}
+
+impl HttpMeter {
+    /// Its answer begins.
+    pub fn answered(&mut self, status: u16) {
+        self.answered = true;
+        let status = status.to_string();
+        self.series.http.requests.with_label_values(&[self.method, self.route.as_str(), status.as_str()]).inc();
+    }
+
+    /// The pattern it fits.
+    pub fn route(&self) -> &str {
+        &self.route
+    }
+
+    /// Since it came.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+impl Drop for HttpMeter {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.answered(499);
+        }
+        self.series.http.in_flight.dec();
+        let histogram = self.series.http.seconds.with_label_values(&[self.route.as_str(), self.method]);
+        histogram.observe(self.began.elapsed().as_secs_f64());
     }
 }
 
@@ -138,180 +319,25 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<HistogramVec> {
-        let made = HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["model_name"])?;
+    fn opts(&self, name: &str, help: &str) -> Opts {
+        let opts = Opts::new(name, help);
+        if name.starts_with(VLLM) { opts.const_label(ENGINE.0, ENGINE.1) } else { opts }
+    }
+
+    fn by_model(&self, name: &str, help: &str, buckets: &[f64]) -> Result<HistogramVec> {
+        self.histogram((name, help), buckets, &["model_name"])
+    }
+
+    fn histogram(&self, (name, help): (&str, &str), buckets: &[f64], labels: &[&str]) -> Result<HistogramVec> {
+        let opts = HistogramOpts { common_opts: self.opts(name, help), buckets: buckets.to_vec() };
+        let made = HistogramVec::new(opts, labels)?;
         self.registry.register(Box::new(made.clone()))?;
         Ok(made)
     }
 
-    fn counter(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntCounterVec> {
-        let made = IntCounterVec::new(Opts::new(name, help), labels)?;
+    fn counter(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec> {
+        let made = IntCounterVec::new(self.opts(name, help), labels)?;
         self.registry.register(Box::new(made.clone()))?;
         Ok(made)
-    }
-}
-
-/// Measures one HTTP request.
-#[derive(Clone)]
-pub struct RequestMeter {
-    series: Arc<Series>,
-    model: Arc<str>,
-    started: Instant,
-    /// Of the HTTP request, which is over for the log before its stream ends.
-    span: Span,
-}
-
-impl RequestMeter {
-    /// Starts to watch one of its choices.
-    pub fn watch(&self) -> Watch {
-        Watch { meter: self.clone(), state: WatchState::Submitted, first: None, last: self.started, tokens: 0 }
-    }
-}
-
-/// Measures one choice from its events; counts it as aborted if it is dropped before its end.
-pub struct Watch {
-    meter: RequestMeter,
-    state: WatchState,
-    first: Option<Instant>,
-    last: Instant,
-    tokens: u32,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum WatchState {
-    Submitted,
-    Running,
-    Ended,
-}
-
-impl Watch {
-    /// The engine took it.
-    pub fn accepted(&mut self, prompt_tokens: u32) {
-        self.state = WatchState::Running;
-        let (series, label) = (&self.meter.series, [&*self.meter.model]);
-        series.prompt_tokens.with_label_values(&label).inc_by(u64::from(prompt_tokens));
-        series.request_prompt_tokens.with_label_values(&label).observe(f64::from(prompt_tokens));
-    }
-
-    /// The engine did not take it.
-    pub fn refused(&mut self, refusal: &Refusal) {
-        let reason = match refusal {
-            Refusal::Invalid { .. } => "invalid",
-            Refusal::ContextOverflow { .. } => "context",
-            Refusal::NeverFits { .. } => "kv_memory",
-            Refusal::Overloaded { load: Load::Requests, .. } => "live_requests",
-            Refusal::Overloaded { load: Load::PromptTokens, .. } => "prompt_tokens",
-            Refusal::Unavailable(_) => "unavailable",
-        };
-        self.state = WatchState::Ended;
-        self.meter.series.refused.with_label_values(&[&*self.meter.model, reason]).inc();
-    }
-
-    /// Something happened. Says how long each of its tokens took: the time since the tokens before them (or since the
-    /// request), shared evenly.
-    pub fn event(&mut self, event: &Event) -> Duration {
-        match event {
-            Event::Prompt(_) => {}
-            Event::Delta { tokens, .. } => return self.committed(u32::try_from(tokens.len()).unwrap_or(u32::MAX)),
-            Event::Finished { reason, usage } => {
-                let (series, label) = (&self.meter.series, [&*self.meter.model]);
-                series.prompt_tokens_cached.with_label_values(&label).inc_by(u64::from(usage.cached_tokens));
-                self.end(reason.wire());
-            }
-            Event::Failed(_) => self.end("error"),
-        }
-        Duration::ZERO
-    }
-
-    fn committed(&mut self, count: u32) -> Duration {
-        if count == 0 {
-            return Duration::ZERO;
-        }
-        let (series, label) = (&self.meter.series, [&*self.meter.model]);
-        let now = Instant::now();
-        let each = (now - self.last) / count;
-        if self.first.is_none() {
-            self.first = Some(now);
-            series.ttft.with_label_values(&label).observe((now - self.meter.started).as_secs_f64());
-        } else {
-            let histogram = series.inter_token.with_label_values(&label);
-            (0..count).for_each(|_| histogram.observe(each.as_secs_f64()));
-        }
-        series.generation_tokens.with_label_values(&label).inc_by(u64::from(count));
-        self.last = now;
-        self.tokens = self.tokens.saturating_add(count);
-        each
-    }
-
-    fn end(&mut self, reason: &str) {
-        self.state = WatchState::Ended;
-        let (series, label) = (&self.meter.series, [&*self.meter.model]);
-        let now = Instant::now();
-        series.finished.with_label_values(&[&*self.meter.model, reason]).inc();
-        let ms = (now - self.meter.started).as_millis() as u64;
-        let (model, tokens) = (&*self.meter.model, self.tokens);
-        tracing::info!(parent: &self.meter.span, model, reason, tokens, ms, "choice ended");
-        series.end_to_end.with_label_values(&label).observe((now - self.meter.started).as_secs_f64());
-        series.request_generation_tokens.with_label_values(&label).observe(f64::from(self.tokens));
-        if let Some(first) = self.first.filter(|_| self.tokens > 1) {
-            let each = (self.last - first).as_secs_f64() / f64::from(self.tokens - 1);
-            series.per_output_token.with_label_values(&label).observe(each);
-        }
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        if self.state != WatchState::Ended {
-            self.end("abort");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::http::testing::{delta, finished};
-    use tokenrouter_core::job::Failure;
-
-    fn value(metrics: &Metrics, line: &str) -> String {
-        let text = metrics.render().unwrap();
-        let found = text.lines().find_map(|found| found.strip_prefix(line)).unwrap_or("absent");
-        found.trim().to_owned()
-    }
-
-    fn ended(metrics: &Metrics, reason: &str) -> String {
-        value(metrics, &format!("vllm:request_success_total{{finished_reason=\"{reason}\",model_name=\"m\"}}"))
-    }
-
-    #[test]
-    fn each_choice_is_counted_once_whatever_becomes_of_it() {
-        let metrics = Metrics::new().unwrap();
-        let meter = metrics.request("m");
-        for event in [Some(finished("stop")), Some(finished("length")), Some(Event::Failed(Failure::Stopped)), None] {
-            let mut watch = meter.watch();
-            watch.accepted(3);
-            watch.event(&delta("ab"));
-            watch.event(&delta("c"));
-            for event in &event {
-                watch.event(event);
-            }
-        }
-        for reason in ["stop", "length", "error", "abort"] {
-            assert_eq!(ended(&metrics, reason), "1", "{reason}");
-        }
-        assert_eq!(value(&metrics, "vllm:prompt_tokens_total{model_name=\"m\"}"), "12");
-        assert_eq!(value(&metrics, "vllm:generation_tokens_total{model_name=\"m\"}"), "12");
-        assert_eq!(value(&metrics, "vllm:time_to_first_token_seconds_count{model_name=\"m\"}"), "4");
-        assert_eq!(value(&metrics, "vllm:inter_token_latency_seconds_count{model_name=\"m\"}"), "4");
-    }
-
-    #[test]
-    fn a_refused_job_is_not_an_abort() {
-        let metrics = Metrics::new().unwrap();
-        metrics.request("m").watch().refused(&Refusal::Unavailable("stopping".to_owned()));
-        assert_eq!(ended(&metrics, "abort"), "absent");
-        let refused = "tokenrouter:requests_refused_total{model_name=\"m\",reason=\"unavailable\"}";
-        assert_eq!(value(&metrics, refused), "1");
     }
 }

@@ -22,6 +22,7 @@ mod engine_metrics;
 pub mod errors;
 mod health;
 pub mod keys;
+pub mod meter;
 pub mod metrics;
 mod models;
 mod observe;
@@ -168,7 +169,7 @@ impl App {
     pub fn new(parts: Parts) -> prometheus::Result<Self> {
         let Parts { engine, codec, served, model_names, router, limits } = parts;
         let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let metrics = Metrics::new()?;
+        let metrics = Metrics::new(served.iter().map(|served| served.id.as_str()))?;
         let (model_names, keys) = (model_names.into(), Keys::default());
         let tokenising = Tokenising::new(Arc::clone(&codec));
         Ok(App {

@@ -396,12 +396,12 @@ def metrics(suite: Suite):
     before = scrape()
     answer = suite.chat()
     after = scrape()
-    label = (("model_name", suite.routed),)
+    label = (("engine", "0"), ("model_name", suite.routed))
     grown = lambda name, labels=label: after[name, labels] - before.get((name, labels), 0)
     assert grown("vllm:generation_tokens_total") == answer.usage.completion_tokens
     assert grown("vllm:prompt_tokens_total") == answer.usage.prompt_tokens
     assert grown("vllm:time_to_first_token_seconds_count") == 1
-    reason = (("finished_reason", answer.choices[0].finish_reason), *label)
+    reason = (label[0], ("finished_reason", answer.choices[0].finish_reason), label[1])
     assert grown("vllm:request_success_total", reason) == 1
     by_model = answer.usage.completion_tokens_details.model_extra["by_model"]
     committed = lambda name: grown("tokenrouter:committed_tokens_total", (("model_name", name),))

@@ -319,15 +319,25 @@ impl Server {
         }
     }
 
-    /// One series of `/metrics`; 0 when it is absent.
+    /// One series of `/metrics`, by its name and those of its labels that tell it from others.
     pub async fn metric(&self, series: &str) -> f64 {
         let mut socket = TcpStream::connect(self.address).await.expect("the server listens");
         let request = "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
         socket.write_all(request.as_bytes()).await.expect("the request is sent");
         let mut text = String::new();
         socket.read_to_string(&mut text).await.expect("an answer");
-        let line = text.lines().find_map(|line| line.strip_prefix(series)).unwrap_or(" 0");
-        line.trim().parse().expect("a number")
+        let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+        let wanted: Vec<&str> = labels.trim_end_matches('}').split_inclusive("\",").collect();
+        let value = |line: &'_ str| -> Option<f64> {
+            let (labels, value) = line.strip_prefix(name)?.rsplit_once(' ')?;
+            let labels = format!("{},", labels.trim_matches(['{', '}']));
+            let fits = line[name.len()..].starts_with(['{', ' '])
+                && wanted.iter().all(|label| labels.contains(&format!("{},", label.trim_end_matches(','))));
+            fits.then(|| value.parse().expect("a number"))
+        };
+        let found: Vec<f64> = text.lines().filter_map(value).collect();
+        assert_eq!(found.len(), 1, "{series} in\n{text}");
+        found[0]
     }
 
     /// Ends the server.

@@ -146,6 +146,8 @@ pub enum Event {
         reason: FinishReason,
         /// Totals.
         usage: Usage,
+        /// From its acceptance to its first forward pass.
+        queued: Duration,
     },
     /// The job failed after it was accepted; nothing follows.
     Failed(Failure),

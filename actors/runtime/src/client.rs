@@ -9,7 +9,7 @@ use crate::admission::Permit;
 use crate::board::{ClientSnapshot, Role, Snapshot};
 use crate::journal::{Ending, Entry, What};
 use crate::mailbox::takes_metered;
-use crate::messages::{Announce, Emit, Enqueue, Lap, Lost, OwnLive, PromptRead, Release, Stop, Submit, Ticket};
+use crate::messages::{Announce, Began, Emit, Enqueue, Lap, Lost, OwnLive, PromptRead, Release, Stop, Submit, Ticket};
 use crate::place::Place;
 use crate::stream::{Start, Transcript};
 use actix::prelude::*;
@@ -44,6 +44,8 @@ struct Stream {
     routed: bool,
     /// When it was accepted.
     since: Time,
+    /// When its first step began.
+    began: Option<Time>,
     /// Waits for the user to go away.
     watch: SpawnHandle,
     /// Its place among the live requests; given back with it.
@@ -203,7 +205,7 @@ impl Client {
         });
         let routed = matches!(spec.target, Target::Routed);
         let since = self.place.clock.now();
-        self.streams.insert(id, Stream { sink, transcript, routed, since, watch, _permit: permit });
+        self.streams.insert(id, Stream { sink, transcript, routed, since, began: None, watch, _permit: permit });
         if let Some((moment, _)) = self.place.server.bounds.due(since, false) {
             self.wake_at(moment, ctx);
         }
@@ -270,7 +272,7 @@ impl Actor for Client {
     }
 }
 
-takes_metered!(Client: Submit, PromptRead, Emit, Lap, Lost, Stop);
+takes_metered!(Client: Submit, Began, PromptRead, Emit, Lap, Lost, Stop);
 
 impl Drop for Client {
     /// Streams that are still open here are lost: their users see the channel close without an end.

@@ -9,8 +9,8 @@ use crate::instruments::StepKind;
 use crate::journal::{Entry, What};
 use crate::mailbox::{Outlet, takes_metered};
 use crate::messages::{
-    Depart, Departing, Emit, Enqueue, Epoch, ExecutorLost, ExecutorReplaced, Forward, Lap, PromptRead, Ready, Release,
-    RunBatch, RunStep, Stepped, Stop,
+    Began, Depart, Departing, Emit, Enqueue, Epoch, ExecutorLost, ExecutorReplaced, Forward, Lap, PromptRead, Ready,
+    Release, RunBatch, RunStep, Stepped, Stop,
 };
 use crate::place::Place;
 use actix::prelude::*;
@@ -105,6 +105,7 @@ impl Decode {
         }
         self.count(&plan.step);
         self.said.began = self.place.clock.now();
+        self.tell_began(&plan.step, &plan.running);
         self.kind = kind(&plan.step, &plan.running);
         self.timed = (self.kind != StepKind::Prefill).then_some(self.said.began);
         self.running = plan.running;
@@ -116,7 +117,22 @@ impl Decode {
         self.say();
     }
 
+    /// Of requests that entered here, the first step is one with tokens of the prompt.
+    fn tell_began(&self, step: &Step, running: &[Running]) {
+        let is_prompt = |running: &Running, row: &Row| {
+            let spec = running.spec();
+            spec.home == self.place.me && row.start < spec.prompt_len && !running.is_ahead()
+        };
+        let rows = running.iter().zip(&step.rows).filter(|(running, row)| is_prompt(running, row));
+        let ids: Vec<RequestId> = rows.map(|(running, _)| running.id()).collect();
+        if !ids.is_empty() {
+            self.place.post(&self.place.children.client, Began(ids, self.said.began));
+        }
+    }
+
     fn count(&mut self, step: &Step) {
+        let tokens = step.rows.iter().map(|row| row.tokens.len()).sum();
+        self.place.instruments.step_tokens(tokens);
         for row in &step.rows {
             match row.tokens.len() {
                 1 => self.said.decode_tokens += 1,

@@ -15,6 +15,9 @@ use tokenrouter_core::ids::{ModelIdx, Time};
 /// Supervision events that are kept.
 const LOG_KEPT: usize = 64;
 
+/// Bounds by which steps are counted by the tokens they consume (vLLM's).
+pub const STEP_TOKENS: [usize; 13] = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
+
 /// What the rows of a step consume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -54,6 +57,8 @@ pub struct Instruments {
     mailboxes: [Meter; Role::OF_A_MODEL.len()],
     /// `[b - 1]`: batches of b requests.
     batch_sizes: Vec<AtomicU64>,
+    /// By [`STEP_TOKENS`], and more; then their sum.
+    step_tokens: [AtomicU64; STEP_TOKENS.len() + 2],
     /// Waits for a batch, by request.
     pub batch_wait: Histogram,
     step_time: [Histogram; StepKind::ALL.len()],
@@ -73,6 +78,9 @@ pub struct InstrumentsSnapshot {
     pub mailboxes: Vec<MailboxSnapshot>,
     /// `[b - 1]`: batches of b requests.
     pub batch_sizes: Vec<u64>,
+    /// Steps that consume at most so many tokens as [`STEP_TOKENS`] says and more than the one before, and steps that consume
+    /// more than the last; then the tokens of all.
+    pub step_tokens: [u64; STEP_TOKENS.len() + 2],
     /// Waits for a batch, by request.
     pub batch_wait: Counts,
     /// Forward passes by [`StepKind`], as the executor took for them.
@@ -91,6 +99,7 @@ impl Instruments {
         Instruments {
             mailboxes: Default::default(),
             batch_sizes: (0..rows_max).map(|_| AtomicU64::new(0)).collect(),
+            step_tokens: Default::default(),
             batch_wait: Histogram::default(),
             step_time: Default::default(),
             decision_time: Histogram::default(),
@@ -111,6 +120,13 @@ impl Instruments {
         if let Some(count) = rows.checked_sub(1).and_then(|index| self.batch_sizes.get(index)) {
             count.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// A forward pass consumes so many tokens.
+    pub fn step_tokens(&self, tokens: usize) {
+        let bucket = STEP_TOKENS.iter().position(|bound| tokens <= *bound).unwrap_or(STEP_TOKENS.len());
+        self.step_tokens[bucket].fetch_add(1, Ordering::Relaxed);
+        self.step_tokens[STEP_TOKENS.len() + 1].fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
     /// A forward pass took so long.
@@ -139,6 +155,7 @@ impl Instruments {
         InstrumentsSnapshot {
             mailboxes: self.mailboxes.iter().map(Meter::read).collect(),
             batch_sizes: self.batch_sizes.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
+            step_tokens: self.step_tokens.each_ref().map(|count| count.load(Ordering::Relaxed)),
             batch_wait: self.batch_wait.read(),
             step_time: self.step_time.each_ref().map(Histogram::read),
             decision_time: self.decision_time.read(),
@@ -164,6 +181,14 @@ mod tests {
         instruments.hop(ModelIdx(1), Duration::from_secs(1));
         let read = instruments.read();
         assert_eq!((read.batch_sizes, read.hop_latency[1].count), (vec![0, 0, 0, 1], 1));
+    }
+
+    #[test]
+    fn steps_are_counted_up_to_the_bound_of_their_tokens() {
+        let instruments = Instruments::new(1, 1);
+        [1, 2, 8, 9, 16384, 16385].into_iter().for_each(|tokens| instruments.step_tokens(tokens));
+        let read = instruments.read().step_tokens;
+        assert_eq!(read, [1, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 32789]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokenrouter_core::execution::{Offer, Word};
 use tokenrouter_core::executor::{ExecutorError, Step, StepOutput};
-use tokenrouter_core::ids::{ModelIdx, RequestId};
+use tokenrouter_core::ids::{ModelIdx, RequestId, Time};
 use tokenrouter_core::job::{Event, Failure, Job, Refusal, TokenReport};
 use tokenrouter_core::peer::{Ahead, Envelope, PeerFrame, PeerReq};
 use tokenrouter_core::request::{Committed, Pending, Queued};
@@ -122,6 +122,11 @@ pub struct Ready {
     /// Short of memory or budget; to be offered again when something changed.
     pub deferred: Vec<Queued>,
 }
+
+/// Decode -> Client: prompts of these requests, which entered here, are in the step that began then; the first word counts.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Began(pub Vec<RequestId>, pub Time);
 
 /// Decode -> Client: the prompt of this request with its log-probabilities; before its first token.
 #[derive(Debug, Message)]

@@ -62,7 +62,7 @@ pub async fn generate(
                 text.push_str(&new);
                 tokens.extend(more);
             }
-            Event::Finished { reason, usage } => {
+            Event::Finished { reason, usage, .. } => {
                 let total = started.elapsed();
                 let first_token = first_token.unwrap_or(total);
                 return Ok(Outcome { text, tokens, reason, usage, first_token, total });

@@ -5,6 +5,7 @@ use super::App;
 use super::choices::{Choices, Unanswered};
 use super::dialect::{Dialect, Head};
 use super::errors::ApiError;
+use super::meter::Asked;
 use super::sse;
 use super::types::generation::Generation;
 use super::types::response::Tally;
@@ -30,7 +31,8 @@ pub struct Answer<'a, D> {
 pub async fn answer<D: Dialect + 'static>(app: &App, plan: Answer<'_, D>) -> Result<HttpResponse, ApiError> {
     let Answer { mut dialect, jobs, per_prompt, generation } = plan;
     let head = Head::new(D::ID_PREFIX, &generation.model);
-    let meter = app.metrics.request(&generation.model);
+    let (model, max_tokens) = (generation.model.as_str().into(), generation.stop.max_tokens);
+    let meter = app.metrics.request(Asked { model, n: generation.n, max_tokens });
     let choices = match Choices::start(&*app.engine, jobs, &meter).await {
         Ok(choices) => choices,
         Err(Unanswered::Refused(refusal)) => return Err(refusal.into()),

@@ -2,7 +2,7 @@
 //! choice yields exactly one `Finished` or `Failed`; dropping the value aborts all of them.
 
 use super::engine::Engine;
-use super::metrics::{RequestMeter, Watch};
+use super::meter::{RequestMeter, Watch};
 use futures_util::stream::{SelectAll, Stream, StreamExt};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -120,7 +120,7 @@ impl Choices {
                     choice.took.extend(tokens.iter().map(|_| took));
                     choice.tokens.extend(tokens);
                 }
-                Event::Finished { reason, usage } => {
+                Event::Finished { reason, usage, .. } => {
                     let Running { prompt, text, tokens, took } = std::mem::take(&mut running[index]);
                     outcomes[index] = Some(Outcome { prompt, text, tokens, took, reason, usage });
                 }

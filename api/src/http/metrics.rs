@@ -4,6 +4,7 @@
 //! Names and bucket sets are vLLM's where the meaning is equal, so that existing dashboards work; `model_name` is the
 //! served model the client asked for, `engine` is always 0. docs/metrics.md lists everything.
 
+use super::latency::Latencies;
 use super::meter::{Asked, RequestMeter};
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, Result, TextEncoder,
@@ -43,6 +44,7 @@ pub const REFUSALS: [&str; 6] = ["invalid", "context", "kv_memory", "live_reques
 pub struct Metrics {
     registry: Registry,
     series: Arc<Series>,
+    latencies: Latencies,
 }
 
 /// What the meters write.
@@ -223,12 +225,17 @@ impl Metrics {
             http: Http::new(&make)?,
         };
         served.into_iter().for_each(|name| series.begin(name));
-        Ok(Metrics { registry, series: Arc::new(series) })
+        Ok(Metrics { registry, series: Arc::new(series), latencies: Latencies::default() })
     }
 
     /// Where other parts of the server register what they count.
     pub fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// What is counted for the dashboard.
+    pub fn latencies(&self) -> &Latencies {
+        &self.latencies
     }
 
     /// All series in Prometheus' text format.
@@ -241,7 +248,8 @@ impl Metrics {
 
     /// The meter of a request to generate.
     pub fn request(&self, asked: Asked) -> RequestMeter {
-        RequestMeter::new(Arc::clone(&self.series), asked)
+        let latency = self.latencies.of(&asked.model);
+        RequestMeter::new((Arc::clone(&self.series), latency), asked)
     }
 
     /// Counts an HTTP request from now to the end of its answer. `route` is the pattern, never the path, so that labels stay

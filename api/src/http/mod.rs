@@ -22,6 +22,7 @@ mod engine_metrics;
 pub mod errors;
 mod health;
 pub mod keys;
+mod latency;
 pub mod meter;
 pub mod metrics;
 mod models;

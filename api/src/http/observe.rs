@@ -1,14 +1,16 @@
-//! Around every request: its id, one log line, one count. Owner: the HTTP layer. Invariant: every response that a handler
+//! Around every request: its id, one log line, one count; gauges come down when its answer is sent or given up. Owner: the HTTP layer. Invariant: every response that a handler
 //! or a route makes carries `x-request-id`, the client's own if it sent a printable one.
 
 use super::App;
-use actix_web::body::MessageBody;
+use super::metrics::HttpMeter;
+use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::Method;
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::middleware::Next;
-use actix_web::web;
-use std::time::Instant;
+use actix_web::web::{self, Bytes};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use tracing::Instrument;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -18,26 +20,44 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 ///
 /// # Errors
 /// Passes on what the service inside could not answer.
-pub async fn observe<B: MessageBody>(
+pub async fn observe<B: MessageBody + 'static>(
     request: ServiceRequest,
     next: Next<B>,
-) -> Result<ServiceResponse<B>, actix_web::Error> {
-    let started = Instant::now();
+) -> Result<ServiceResponse, actix_web::Error> {
     let id = request_id(request.headers().get(REQUEST_ID));
-    let app = request.app_data::<web::Data<App>>().cloned();
     let method = method_label(request.method());
+    let route = request.match_pattern().unwrap_or_else(|| "unknown".to_owned());
+    let app = request.app_data::<web::Data<App>>();
+    let mut meter = app.map(|app| app.metrics.http_request(method, route));
     // What is logged on the way, and when an answer ends, says whose it is.
     let span = tracing::info_span!("http", request_id = id.to_str().unwrap_or_default());
     let mut response = next.call(request).instrument(span).await?;
     let status = response.status().as_u16();
-    let route = response.request().match_pattern().unwrap_or_else(|| "unknown".to_owned());
-    if let Some(app) = app {
-        app.metrics.http_request(method, &route, status);
+    if let Some(meter) = &mut meter {
+        meter.answered(status);
+        let (route, ms) = (meter.route(), meter.elapsed().as_millis() as u64);
+        tracing::info!(request_id = id.to_str().unwrap_or_default(), method, route, status, ms, "http request");
     }
-    let ms = started.elapsed().as_millis() as u64;
-    tracing::info!(request_id = id.to_str().unwrap_or_default(), method, route, status, ms, "http request");
     response.headers_mut().insert(REQUEST_ID, id);
-    Ok(response)
+    Ok(response.map_body(|_, body| Measured { body: body.boxed(), _meter: meter }.boxed()))
+}
+
+/// An answer on its way to the client, counted until it is there or given up.
+struct Measured {
+    body: BoxBody,
+    _meter: Option<HttpMeter>,
+}
+
+impl MessageBody for Measured {
+    type Error = <BoxBody as MessageBody>::Error;
+
+    fn size(&self) -> BodySize {
+        self.body.size()
+    }
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Self::Error>>> {
+        Pin::new(&mut self.body).poll_next(cx)
+    }
 }
 
 /// The client's id if it is short and printable, else a new one.

@@ -80,7 +80,7 @@ impl<D: Dialect> Writer<D> {
                 }
                 Piece { index, text, tokens, took, ending: Ending::default() }
             }
-            Event::Finished { reason, usage } => {
+            Event::Finished { reason, usage, .. } => {
                 self.tally.finish(index, usage);
                 Piece { index, text: String::new(), tokens: Vec::new(), took, ending: Ending::from(&reason) }
             }

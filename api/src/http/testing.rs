@@ -6,6 +6,7 @@ use super::{App, ChatTemplate, Limits, Parts, Router, Served};
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokenrouter_actors::runtime::{ModelSnapshot, Reply, RuntimeSnapshot};
 use tokenrouter_core::executor::TokenLogprobs;
 use tokenrouter_core::ids::{ModelIdx, RequestId, Time, TokenId};
@@ -83,7 +84,7 @@ pub fn finished(reason: &str) -> Event {
         text => FinishReason::StopString(text.to_owned()),
     };
     let usage = Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: 2, by_model: vec![1, 1], hops: 1 };
-    Event::Finished { reason, usage }
+    Event::Finished { reason, usage, queued: Duration::from_millis(1) }
 }
 
 /// What a scripted engine does with one job.

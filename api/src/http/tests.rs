@@ -210,17 +210,6 @@ async fn details_of_tokens_are_the_same_whole_and_streamed() {
 }
 
 #[actix_web::test]
-async fn tokens_that_come_together_share_their_time() {
-    let mut watch = super::metrics::Metrics::new().unwrap().request("m").watch();
-    std::thread::sleep(Duration::from_millis(8));
-    let (four, none) = (watch.event(&delta("abcd")), watch.event(&delta("")));
-    assert!((Duration::from_millis(2)..Duration::from_secs(60)).contains(&four), "{four:?}");
-    assert_eq!(none, Duration::ZERO);
-    std::thread::sleep(Duration::from_millis(2));
-    assert!(watch.event(&delta("e")) >= Duration::from_millis(2), "since the tokens before");
-}
-
-#[actix_web::test]
 async fn legacy_logprobs_offsets_run_on_across_chunks_and_echo() {
     let body = text(json!({"logprobs": 1, "stream": true}));
     let events = post(TEXT, vec![Ok(vec![delta("ab"), delta("c"), finished("stop")])], body).await.events();
@@ -451,7 +440,7 @@ async fn every_body_metric_parses_and_counts_the_route_pattern() {
     let response = call_service(&service, TestRequest::get().uri("/metrics").to_request()).await;
     let text = String::from_utf8(read_body(response).await.to_vec()).unwrap();
     let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
-    has("vllm:request_success_total{finished_reason=\"stop\",model_name=\"pair\"} 1");
+    has("vllm:request_success_total{engine=\"0\",finished_reason=\"stop\",model_name=\"pair\"} 1");
     has("tokenrouter:http_requests_total{method=\"POST\",route=\"/v1/chat/completions\",status=\"200\"} 1");
     has("tokenrouter:http_requests_total{method=\"GET\",route=\"/v1/models/{id:.+}\",status=\"404\"} 1");
 }
@@ -470,7 +459,7 @@ async fn health_turns_red_when_waiting_work_does_not_move_and_metrics_show_it() 
     }
     let response = call_service(&service, TestRequest::get().uri("/metrics").to_request()).await;
     let text = String::from_utf8(read_body(response).await.to_vec()).unwrap();
-    assert!(text.contains("vllm:num_requests_waiting{model_name=\"small\"} 3\n"), "{text}");
+    assert!(text.contains("vllm:num_requests_waiting{engine=\"0\",model_name=\"small\"} 3\n"), "{text}");
 }
 
 #[actix_web::test]

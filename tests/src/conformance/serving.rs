@@ -125,7 +125,7 @@ async fn follow(runtime: &Runtime, job: Job) -> Answered {
                 text.push_str(&more);
                 tokens.extend(new);
             }
-            Some(Event::Finished { reason, usage }) => {
+            Some(Event::Finished { reason, usage, .. }) => {
                 assert_eq!(usage.completion_tokens as usize, tokens.len());
                 assert_eq!(usage.by_model.iter().sum::<u32>(), usage.completion_tokens);
                 return Answered { prompt, tokens, text, reason, usage };

@@ -154,7 +154,7 @@ async fn follow(runtime: Runtime, script: Script, request: Request, (begin, log)
                 log.0.lock().unwrap_or_else(PoisonError::into_inner).told.entry(name.clone()).or_default().extend(told);
                 log.line(begin, &format!("{name} {}", said.join(" ")));
             }
-            Event::Finished { reason, usage } => {
+            Event::Finished { reason, usage, .. } => {
                 let by: Vec<String> =
                     usage.by_model.iter().zip(&names).map(|(count, name)| format!("{name} {count}")).collect();
                 let (hops, cached) = (usage.hops, usage.cached_tokens);

@@ -10,6 +10,7 @@ use crate::journal::{Ending, What};
 use crate::messages::{Lap, Release};
 use crate::stream::Added;
 use actix::prelude::*;
+use std::time::Duration;
 use tokenrouter_core::ids::RequestId;
 use tokenrouter_core::job::{Event, Failure, FinishReason, TokenReport};
 use tokenrouter_core::request::Committed;
@@ -94,7 +95,8 @@ impl Client {
             *count += 1;
             self.note(id, What::Ended(ending));
             let usage = stream.transcript.usage().clone();
-            self.end(id, Some(Event::Finished { reason, usage }), ctx);
+            let queued = stream.began.map_or(Duration::ZERO, |began| began.since(stream.since));
+            self.end(id, Some(Event::Finished { reason, usage, queued }), ctx);
         }
     }
 }

@@ -1,10 +1,22 @@
-//! Log-probabilities of prompts on their way to the user. Owner: the Client. Invariant: they are delivered at once, before
+//! What Decode says of prompts: when they are read, and their log-probabilities on their way to the user. Owner: the Client. Invariant: they are delivered at once, before
 //! the first token, which is held while a lap goes around.
 
 use super::Client;
-use crate::messages::PromptRead;
+use crate::messages::{Began, PromptRead};
 use actix::prelude::*;
 use tokenrouter_core::job::Event;
+
+impl Handler<Began> for Client {
+    type Result = ();
+
+    fn handle(&mut self, Began(ids, at): Began, _: &mut Self::Context) {
+        for id in ids {
+            if let Some(stream) = self.streams.get_mut(&id) {
+                stream.began.get_or_insert(at);
+            }
+        }
+    }
+}
 
 impl Handler<PromptRead> for Client {
     type Result = ();

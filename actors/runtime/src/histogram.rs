@@ -66,6 +66,18 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Counts what another histogram counted too.
+    pub fn add(&mut self, other: &Counts) {
+        self.count += other.count;
+        self.sum_seconds += other.sum_seconds;
+        for &(upper, count) in &other.buckets {
+            match self.buckets.binary_search_by(|(own, _)| own.total_cmp(&upper)) {
+                Ok(index) => self.buckets[index].1 += count,
+                Err(index) => self.buckets.insert(index, (upper, count)),
+            }
+        }
+    }
+
     /// How many took at most so many seconds, if that is a bound between buckets.
     pub fn at_most(&self, seconds: f64) -> u64 {
         self.buckets.iter().take_while(|(upper, _)| *upper <= seconds).map(|(_, count)| count).sum()
@@ -117,6 +129,10 @@ mod tests {
             let histogram = Histogram::default();
             took.iter().for_each(|nanos| histogram.observe(Duration::from_nanos(*nanos)));
             let counts = histogram.read();
+            let (mut sum, [some, others]) = (Counts::default(), [Histogram::default(), Histogram::default()]);
+            took.iter().for_each(|nanos| [&some, &others][(nanos % 2) as usize].observe(Duration::from_nanos(*nanos)));
+            [some, others].iter().for_each(|part| sum.add(&part.read()));
+            prop_assert_eq!((sum.count, &sum.buckets), (counts.count, &counts.buckets), "parts add up");
             prop_assert_eq!(counts.count, took.len() as u64);
             prop_assert!((counts.sum_seconds - took.iter().sum::<u64>() as f64 / 1e9).abs() < 1e-6);
             prop_assert!(counts.buckets.is_sorted_by(|a, b| a.0 < b.0));

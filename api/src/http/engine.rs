@@ -2,6 +2,8 @@
 //! nothing of actors, so routes are tested with scripted events and served by the runtime.
 
 use futures_util::future::{FutureExt, LocalBoxFuture, join_all};
+use std::collections::VecDeque;
+use tokenrouter_actors::journal::Entry;
 use tokenrouter_actors::runtime::{Reply, Runtime, RuntimeSnapshot};
 use tokenrouter_core::job::{Job, Refusal};
 
@@ -17,6 +19,11 @@ pub trait Engine: Send + Sync {
 
     /// How the engine is now; never waits.
     fn snapshot(&self) -> RuntimeSnapshot;
+
+    /// What happened to requests since this was asked last, by model.
+    fn take_journals(&self) -> Vec<VecDeque<Entry>> {
+        Vec::new()
+    }
 }
 
 impl Engine for Runtime {
@@ -38,5 +45,9 @@ impl Engine for Runtime {
 
     fn snapshot(&self) -> RuntimeSnapshot {
         Runtime::snapshot(self)
+    }
+
+    fn take_journals(&self) -> Vec<VecDeque<Entry>> {
+        Runtime::take_journals(self)
     }
 }

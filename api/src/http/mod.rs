@@ -8,6 +8,7 @@
 //! Heads that are not HTTP, too long or too slow are answered by the HTTP library (400, 431, 408) without a body, and their
 //! connection is closed: the only answers that are not the error object.
 
+mod actor_metrics;
 mod admin;
 mod answer;
 mod body;
@@ -20,6 +21,7 @@ mod dialect;
 pub mod engine;
 mod engine_metrics;
 pub mod errors;
+mod exposition;
 mod health;
 pub mod keys;
 mod latency;
@@ -29,6 +31,7 @@ mod models;
 mod observe;
 mod openapi;
 mod operations;
+mod process_metrics;
 mod prompts;
 mod routers;
 mod sse;
@@ -42,6 +45,7 @@ use crate::text::tools::ToolDialect;
 use actix_web::dev::Server;
 use actix_web::{HttpRequest, HttpServer, middleware, web};
 pub use admin::Reload;
+use dashboard::Dashboard;
 use dialect::Detail;
 use engine::Engine;
 use errors::ApiError;
@@ -157,6 +161,7 @@ pub struct App {
     pub(crate) router: Router,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
+    pub(crate) dashboard: Dashboard,
     pub(crate) keys: Keys,
     pub(crate) started_unix: u64,
     pub(crate) reload: Option<Reload>,
@@ -182,6 +187,7 @@ impl App {
             router,
             limits,
             metrics,
+            dashboard: Dashboard::default(),
             keys,
             started_unix,
             reload: None,
@@ -271,6 +277,7 @@ fn routes(config: &mut web::ServiceConfig) {
         let resource = web::resource(operation.path).route(route);
         config.service(resource.default_service(only(operation.method.as_str())));
     }
+    dashboard::configure(config);
     config.default_service(web::to(|request: HttpRequest| async move {
         Err::<&str, _>(ApiError::unknown_route(request.method().as_str(), request.path()))
     }));

@@ -4,7 +4,7 @@
 use super::types::response::{ChatChoice, ChatChunkChoice, Envelope, TextChoice};
 use super::types::schema::{self, Shape};
 use super::types::tokens::{Detokenized, Tokenized, TokenizerInfo};
-use super::{admin, chat, completions, health, models, openapi, routers, tokens, version};
+use super::{admin, chat, completions, dashboard, health, models, openapi, routers, tokens, version};
 use actix_web::http::Method;
 use actix_web::{Route, web};
 use schemars::{JsonSchema, SchemaGenerator};
@@ -158,6 +158,16 @@ pub static OPERATIONS: &[Operation] = &[
         body: None,
         answer: |_| json!({"text/plain": {"schema": {"type": "string"}}}),
         errors: &[401, 500],
+    },
+    Operation {
+        path: "/actors",
+        method: Method::GET,
+        handler: || web::to(dashboard::actors),
+        id: "listActors",
+        summary: "Every actor, what waits, runs and hops, and what the thresholds come to",
+        body: None,
+        answer: one::<dashboard::state::State>,
+        errors: ANY,
     },
     Operation {
         path: "/version",

@@ -1,10 +1,11 @@
 //! What the engine says of itself, as Prometheus series. Owner: the engine's snapshot; nothing is counted here. Invariant:
 //! every series of a model carries `model_name`; names are vLLM's where the meaning is equal.
 
-use std::fmt::Write;
+use super::exposition::{Cumulative, Text};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tokenrouter_actors::board::BatcherSnapshot;
+use tokenrouter_actors::board::{BatcherSnapshot, PlannerSnapshot};
 use tokenrouter_actors::runtime::{ModelSnapshot, RuntimeSnapshot};
+use tokenrouter_core::executor::PAGE_TOKENS;
 use tokenrouter_core::kv::LOSS_BUCKETS;
 
 /// One number of a model: name, help, value.
@@ -26,6 +27,7 @@ const GAUGES: &[Series] = &[
         "Executors that hold memory; more than 1 while a step that was given up has not ended.",
         |m| f64::from(m.executors),
     ),
+    ("tokenrouter:executor_lost", "1 while the executor is lost and not replaced.", |m| f64::from(m.decode.is_lost)),
     ("tokenrouter:kv_pages", "KV pages in all.", |m| f64::from(m.kv.pages_total)),
     ("tokenrouter:kv_pages_used", "KV pages held by requests.", |m| f64::from(kv_used(m))),
     ("tokenrouter:kv_pages_cached", "KV pages kept only for future prefix hits.", |m| f64::from(m.kv.pages_cached)),
@@ -43,7 +45,7 @@ const COUNTERS: &[Series] = &[
     ("tokenrouter:steps_failed_total", "Forward passes that failed.", |m| m.decode.steps_failed as f64),
     ("tokenrouter:step_seconds_total", "Time of forward passes.", |m| m.decode.busy.as_secs_f64()),
     ("tokenrouter:batched_requests_total", "Requests released in batches.", |m| m.batcher.rows as f64),
-    ("tokenrouter:batch_wait_seconds_total", "Time requests waited for a batch.", |m| m.batcher.waited.as_secs_f64()),
+    ("tokenrouter:kv_pages_allocated_total", "KV pages handed to requests.", |m| m.kv.pages_allocated as f64),
     ("tokenrouter:returns_total", "Requests that came back from a peer.", |m| m.inter_model.returned as f64),
     ("tokenrouter:catchup_tokens_total", "Tokens fed again when requests came back.", |m| {
         m.inter_model.catchup_tokens as f64
@@ -65,13 +67,38 @@ fn kv_usage(model: &ModelSnapshot) -> f64 {
     f64::from(kv_used(model)) / f64::from(model.kv.pages_total.max(1))
 }
 
-/// All series of the engine in Prometheus' text format.
-pub fn render(snapshot: &RuntimeSnapshot) -> String {
-    let mut out = Text(String::new());
-    out.family("tokenrouter:live_requests", "gauge", "Requests accepted and not ended.");
-    out.line("tokenrouter:live_requests", &[], f64::from(snapshot.live));
-    out.family("tokenrouter:live_prompt_tokens", "gauge", "Tokens of the prompts of live requests.");
-    out.line("tokenrouter:live_prompt_tokens", &[], snapshot.prompt_tokens as f64);
+/// One number of the Planner: name, type, help, value.
+type Planned = (&'static str, &'static str, &'static str, fn(&PlannerSnapshot) -> f64);
+
+/// Of all models together; 0 where thresholds do not follow the models.
+const PLANNER: &[Planned] = &[
+    ("tokenrouter:planner_looks_total", "counter", "Looks at what the models do.", |p| p.looks as f64),
+    ("tokenrouter:planner_plans_total", "counter", "Tables of thresholds planned.", |p| p.planned as f64),
+    ("tokenrouter:planner_adopted_total", "counter", "Tables of thresholds adopted.", |p| p.adopted as f64),
+    ("tokenrouter:planner_failed_total", "counter", "Plans that failed.", |p| p.failed as f64),
+    (
+        "tokenrouter:planner_gain",
+        "gauge",
+        "Part by which the table compared last is faster than the one in force was then.",
+        |p| p.gain,
+    ),
+];
+
+/// All series of the engine.
+pub fn render(out: &mut Text, snapshot: &RuntimeSnapshot) {
+    let mut one = |name: &str, help: &str, value: f64| {
+        out.family(name, "gauge", help);
+        out.line(name, &[], value);
+    };
+    one("tokenrouter:ready", "1 while new requests are taken.", f64::from(snapshot.open));
+    one("tokenrouter:live_requests", "Requests accepted and not ended.", f64::from(snapshot.live));
+    one("tokenrouter:live_requests_max", "Requests accepted at once.", f64::from(snapshot.settings.live_max));
+    one("tokenrouter:live_prompt_tokens", "Tokens of the prompts of live requests.", snapshot.prompt_tokens as f64);
+    let planner = snapshot.planner.clone().unwrap_or_default();
+    for (name, kind, help, value) in PLANNER {
+        out.family(name, kind, help);
+        out.line(name, &[], value(&planner));
+    }
     for (kind, table) in [("gauge", GAUGES), ("counter", COUNTERS)] {
         for (name, help, value) in table {
             out.family(name, kind, help);
@@ -80,9 +107,21 @@ pub fn render(snapshot: &RuntimeSnapshot) -> String {
             }
         }
     }
-    losses(&mut out, &snapshot.models);
-    labelled(&mut out, snapshot);
-    out.0
+    shares(out, &snapshot.models);
+    losses(out, &snapshot.models);
+    waiting(out, &snapshot.models);
+    labelled(out, snapshot);
+}
+
+/// Which part of all tokens each model wrote.
+fn shares(out: &mut Text, models: &[ModelSnapshot]) {
+    let name = "tokenrouter:model_share";
+    out.family(name, "gauge", "Part of all tokens so far that this model wrote (1 = all).");
+    let all: u64 = models.iter().map(|model| model.decode.committed).sum();
+    for model in models {
+        let share = model.decode.committed as f64 / all.max(1) as f64;
+        out.line(name, &[("model_name", &model.name)], share);
+    }
 }
 
 /// How often requests that have ended lost their KV at each model: as cumulative buckets.
@@ -90,14 +129,37 @@ fn losses(out: &mut Text, models: &[ModelSnapshot]) {
     let name = "vllm:request_num_preemptions";
     out.family(name, "histogram", "Times an ended request lost its KV at the model to an older one.");
     for model in models {
-        let bounds = LOSS_BUCKETS.iter().map(u32::to_string).chain(["+Inf".to_owned()]);
-        let mut count = 0;
-        for (bound, more) in bounds.zip(model.kv.ended_by_losses) {
+        let (mut count, mut buckets) = (0, Vec::new());
+        for (bound, more) in LOSS_BUCKETS.iter().zip(model.kv.ended_by_losses) {
             count += more;
-            out.line(&format!("{name}_bucket"), &[("model_name", &model.name), ("le", &bound)], count as f64);
+            buckets.push((f64::from(*bound), count));
         }
-        out.line(&format!("{name}_sum"), &[("model_name", &model.name)], model.kv.ended_losses as f64);
-        out.line(&format!("{name}_count"), &[("model_name", &model.name)], count as f64);
+        let counted =
+            Cumulative { buckets, count: model.kv.ended_by_losses.iter().sum(), sum: model.kv.ended_losses as f64 };
+        out.histogram(name, &[("model_name", &model.name)], &counted);
+    }
+}
+
+/// Why requests wait, and what memory there is.
+fn waiting(out: &mut Text, models: &[ModelSnapshot]) {
+    let name = "vllm:num_requests_waiting_by_reason";
+    out.family(name, "gauge", "Requests that wait for memory (capacity) or for others to fill a batch (deferred).");
+    for model in models {
+        for (reason, count) in [("capacity", model.batcher.stalled), ("deferred", model.batcher.waiting)] {
+            out.line(name, &[("model_name", &model.name), ("reason", reason)], f64::from(count));
+        }
+    }
+    let name = "vllm:cache_config_info";
+    out.family(name, "gauge", "Always 1; the labels say how KV memory is laid out.");
+    for model in models {
+        let (block, blocks) = (PAGE_TOKENS.to_string(), model.kv.pages_total.to_string());
+        let labels = [
+            ("block_size", block.as_str()),
+            ("enable_prefix_caching", "True"),
+            ("model_name", &model.name),
+            ("num_gpu_blocks", &blocks),
+        ];
+        out.line(name, &labels, 1.0);
     }
 }
 
@@ -144,32 +206,6 @@ fn labelled(out: &mut Text, snapshot: &RuntimeSnapshot) {
     }
 }
 
-/// Prometheus' text format, version 0.0.4.
-struct Text(String);
-
-impl Text {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
-        self.push(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
-    }
-
-    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
-        let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}=\"{}\"", escaped(value))).collect();
-        match labels.is_empty() {
-            true => self.push(format_args!("{name} {value}\n")),
-            false => self.push(format_args!("{name}{{{}}} {value}\n", labels.join(","))),
-        }
-    }
-
-    fn push(&mut self, text: std::fmt::Arguments<'_>) {
-        // Writing to a String cannot fail.
-        let _ = self.0.write_fmt(text);
-    }
-}
-
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,7 +219,8 @@ mod tests {
         small.overloaded = [6, 5];
         (small.kv.ended_by_losses, small.kv.ended_losses) = ([4, 3, 0, 0, 1, 2], 40);
         let mut large = ModelSnapshot { name: "large".to_owned(), ..ModelSnapshot::default() };
-        large.decode.committed = 9;
+        (small.decode.committed, large.decode.committed) = (3, 9);
+        (large.batcher.stalled, large.batcher.waiting) = (2, 5);
         RuntimeSnapshot {
             now: Time(5),
             live: 2,
@@ -196,7 +233,9 @@ mod tests {
 
     #[test]
     fn every_family_is_declared_once_and_its_lines_follow_it() {
-        let text = render(&two_models());
+        let mut text = Text::default();
+        render(&mut text, &two_models());
+        let text = text.finish();
         let mut declared = Vec::new();
         for line in text.lines() {
             match line.strip_prefix("# TYPE ") {
@@ -218,20 +257,29 @@ mod tests {
 
     #[test]
     fn numbers_come_from_the_snapshot() {
-        let text = render(&two_models());
+        let mut text = Text::default();
+        render(&mut text, &two_models());
+        let text = text.finish();
         let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         has("tokenrouter:live_requests 2");
+        has("tokenrouter:planner_failed_total 0");
+        has("tokenrouter:model_share{model_name=\"large\"} 0.75");
+        has("vllm:num_requests_waiting_by_reason{engine=\"0\",model_name=\"large\",reason=\"capacity\"} 2");
+        has("vllm:num_requests_waiting_by_reason{engine=\"0\",model_name=\"large\",reason=\"deferred\"} 5");
+        has("vllm:num_requests_waiting{engine=\"0\",model_name=\"large\"} 7");
         has("tokenrouter:live_prompt_tokens 70");
         has("tokenrouter:kv_pages_used{model_name=\"sm\\\"all\"} 5");
-        has("vllm:kv_cache_usage_perc{model_name=\"sm\\\"all\"} 0.5");
+        has("vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"sm\\\"all\"} 0.5");
         has("tokenrouter:committed_tokens_total{model_name=\"large\"} 9");
         has("tokenrouter:hops_total{from=\"sm\\\"all\",to=\"large\"} 7");
         has("tokenrouter:batch_flush_total{model_name=\"sm\\\"all\",reason=\"timeout\"} 3");
-        has("vllm:admission_rejections_total{model_name=\"sm\\\"all\",reason=\"max_num_queued_tokens\"} 5");
-        has("vllm:request_num_preemptions_bucket{model_name=\"sm\\\"all\",le=\"1\"} 7");
-        has("vllm:request_num_preemptions_bucket{model_name=\"sm\\\"all\",le=\"+Inf\"} 10");
-        has("vllm:request_num_preemptions_sum{model_name=\"sm\\\"all\"} 40");
-        has("vllm:request_num_preemptions_count{model_name=\"sm\\\"all\"} 10");
+        has(
+            "vllm:admission_rejections_total{engine=\"0\",model_name=\"sm\\\"all\",reason=\"max_num_queued_tokens\"} 5",
+        );
+        has("vllm:request_num_preemptions_bucket{engine=\"0\",model_name=\"sm\\\"all\",le=\"1\"} 7");
+        has("vllm:request_num_preemptions_bucket{engine=\"0\",model_name=\"sm\\\"all\",le=\"+Inf\"} 10");
+        has("vllm:request_num_preemptions_sum{engine=\"0\",model_name=\"sm\\\"all\"} 40");
+        has("vllm:request_num_preemptions_count{engine=\"0\",model_name=\"sm\\\"all\"} 10");
         has("tokenrouter:engine_last_step_timestamp_seconds{model_name=\"large\"} 0");
     }
 }

@@ -2,8 +2,9 @@
 //! they answer while the engine is busy or stuck; a server whose work does not move is not called healthy, however long
 //! nobody has looked.
 
-use super::App;
 use super::errors::ApiError;
+use super::exposition::Text;
+use super::{App, actor_metrics, engine_metrics, process_metrics};
 use actix_web::{HttpResponse, web};
 use serde_json::json;
 use std::time::Duration;
@@ -43,7 +44,11 @@ pub async fn ready(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
 pub async fn metrics(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
     let mut text =
         app.metrics.render().map_err(|error| ApiError::internal(format!("metrics cannot be written: {error}")))?;
-    text.push_str(&super::engine_metrics::render(&app.engine.snapshot()));
+    let (mut others, snapshot) = (Text::default(), app.engine.snapshot());
+    engine_metrics::render(&mut others, &snapshot);
+    actor_metrics::render(&mut others, &snapshot.models);
+    process_metrics::render(&mut others);
+    text.push_str(&others.finish());
     Ok(HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(text))
 }
 

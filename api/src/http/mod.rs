@@ -9,6 +9,7 @@
 //! connection is closed: the only answers that are not the error object.
 
 mod actor_metrics;
+mod actor_metrics;
 mod admin;
 mod answer;
 mod body;
@@ -22,6 +23,7 @@ pub mod engine;
 mod engine_metrics;
 pub mod errors;
 mod exposition;
+mod exposition;
 mod health;
 pub mod keys;
 mod latency;
@@ -31,6 +33,7 @@ mod models;
 mod observe;
 mod openapi;
 mod operations;
+mod process_metrics;
 mod process_metrics;
 mod prompts;
 mod routers;

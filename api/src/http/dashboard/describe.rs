@@ -160,7 +160,7 @@ fn actor(model: &ModelSnapshot, at: usize, role: Role) -> ActorState {
         Role::Subserver | Role::Planner => json(supervised),
         Role::Client => json(&model.client),
         Role::Batcher => json(&model.batcher),
-        Role::Decode => json(&model.decode),
+        Role::Decode => decode(model),
         Role::InterModel => json(&model.inter_model),
         Role::Executor => json(&executor(model)),
     };
@@ -177,6 +177,15 @@ fn actor(model: &ModelSnapshot, at: usize, role: Role) -> ActorState {
         },
         snapshot,
     }
+}
+
+/// Without what is long and told elsewhere.
+fn decode(model: &ModelSnapshot) -> Value {
+    let mut said = json(&model.decode);
+    if let Some(said) = said.as_object_mut() {
+        said.remove("totals");
+    }
+    said
 }
 
 /// An executor says nothing of itself while it works: this is what is known of it.

@@ -112,20 +112,20 @@ impl Record {
 
     fn stepped(&mut self, model: usize, at: Time, step: Stepped) {
         let Stepped { since, began, to } = step;
-        let wait = began.0.saturating_sub(since.0);
-        let is_short = wait < WAIT_NANOS.max(at.0.saturating_sub(began.0) / 10);
+        let short = WAIT_NANOS.max(at.0.saturating_sub(began.0) / 10);
+        let is_short = |from: Time| began.0.saturating_sub(from.0) < short;
         let mut goes_on = false;
         if let Some(last) = self.last_at(model) {
             if last.kind == Kind::Pending && last.to.is_none_or(|to| to > since) {
                 last.to = Some(since);
             }
-            if last.kind == Kind::Running && last.to == Some(since) && is_short {
+            if last.kind == Kind::Running && last.to.is_some_and(is_short) {
                 (last.to, goes_on) = (Some(at), true);
                 last.steps += 1;
             }
         }
         if !goes_on {
-            if !is_short {
+            if !is_short(since) {
                 self.push(Span { model, kind: Kind::Waiting, from: since, to: Some(began), steps: 0 });
             }
             self.push(Span { model, kind: Kind::Running, from: began, to: Some(at), steps: 1 });

@@ -553,7 +553,7 @@ async fn kind_22_streams_that_are_cut_are_counted() {
         |reason: &str| format!("vllm:request_success_total{{finished_reason=\"{reason}\",model_name=\"pair\"}}");
     assert_eq!(server.metric(&ended("abort")).await, 50.0);
     assert_eq!(server.metric(&ended("stop")).await + server.metric(&ended("length")).await, 0.0);
-    for gauge in ["tokenrouter:live_requests", "vllm:num_requests_running{model_name=\"small\"}"] {
+    for gauge in ["tokenrouter:live_requests", "vllm:num_requests_running{engine=\"0\",model_name=\"small\"}"] {
         assert!(get(server.address, "/metrics").text.contains(&format!("\n{gauge} 0\n")), "{gauge}");
     }
     server.stop();

@@ -5,6 +5,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 
 const BYTES: &str = "{msg:<28} {wide_bar} {bytes:>10}/{total_bytes:<10} {bytes_per_sec:>12} {eta:>4}";
+const BUSY: &str = "{msg:<28} {pos:>6} {elapsed:>6}";
 const COUNT: &str = "{msg:<28} {wide_bar} {pos:>6}/{len:<6} {eta:>4}";
 
 /// Where bars are drawn, if anywhere.
@@ -34,6 +35,11 @@ impl Progress {
         self.bar((label, total), COUNT)
     }
 
+    /// Something that takes long, nobody knows how long: how far it is.
+    pub fn busy(&self, label: &str) -> ProgressBar {
+        self.bar((label, 0), BUSY)
+    }
+
     fn bar(&self, (label, total): (&str, u64), template: &str) -> ProgressBar {
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         let bar = self.bars.add(ProgressBar::new(total)).with_style(style);
@@ -53,7 +59,7 @@ mod tests {
             bar.inc(4);
             assert_eq!((bar.position(), bar.length(), bar.is_hidden()), (4, Some(10), true));
         }
-        for template in [BYTES, COUNT] {
+        for template in [BYTES, COUNT, BUSY] {
             assert!(ProgressStyle::with_template(template).is_ok());
         }
     }

@@ -8,6 +8,7 @@ mod convert_router;
 mod counted;
 mod drawing;
 mod eval;
+mod files;
 mod generate;
 mod label;
 mod logs;
@@ -76,6 +77,9 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
+/// Exit code of a command that Ctrl-C ended, as shells have it: 128 and the number of the signal.
+const INTERRUPTED: u8 = 130;
+
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 enum CliError {
@@ -91,6 +95,12 @@ enum CliError {
     /// The answer broke off.
     #[error("the answer broke off: {0}")]
     Broken(#[from] Failure),
+    /// What was asked for could not be done.
+    #[error("{0}")]
+    Failed(String),
+    /// A signal ended the command; what it had to say is said.
+    #[error("interrupted")]
+    Interrupted,
     /// Reading or writing failed.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -101,6 +111,7 @@ impl CliError {
         match self {
             CliError::Launch(error) => ExitCode::from(error.exit_code()),
             CliError::Usage(_) => ExitCode::from(2),
+            CliError::Interrupted => ExitCode::from(INTERRUPTED),
             // A reader that went away (`| head`) is no failure.
             CliError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
             _ => ExitCode::FAILURE,
@@ -152,7 +163,7 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, catalog: Catalog)
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let code = error.exit_code();
-            if code != ExitCode::SUCCESS {
+            if code != ExitCode::SUCCESS && !matches!(error, CliError::Interrupted) {
                 eprintln!("error: {error}");
             }
             code

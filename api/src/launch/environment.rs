@@ -42,6 +42,8 @@ pub struct Environment {
     pub api_keys: Option<Secret>,
     /// TOKENROUTER_ADMIN_KEY: the key for `/admin`.
     pub admin_key: Option<Secret>,
+    /// OPENAI_API_KEY: the key that `bench serve` sends.
+    pub openai_api_key: Option<Secret>,
     /// TOKENROUTER_FAULTS is 1: a launch file may order faults.
     pub faults: bool,
     /// The routing algorithms of this program; more than the usual ones if it adds its own.
@@ -73,6 +75,7 @@ impl Environment {
             cache: user_cache.unwrap_or_else(std::env::temp_dir).join("tokenrouter"),
             api_keys: variable("TOKENROUTER_API_KEYS").map(Secret),
             admin_key: variable("TOKENROUTER_ADMIN_KEY").map(Secret),
+            openai_api_key: variable("OPENAI_API_KEY").map(Secret),
             faults: variable("TOKENROUTER_FAULTS").is_some_and(|value| value == "1"),
             catalog: Catalog::default(),
         }

@@ -1,4 +1,4 @@
-//! `tokenrouter bench`: how fast, in this process, without HTTP. Owner: the process. Invariant: what is compared differs in
+//! `tokenrouter bench`: how fast, in this process without HTTP, or of any server over HTTP. Owner: the process. Invariant: what is compared differs in
 //! nothing but what its name says.
 
 mod ablate;
@@ -10,6 +10,7 @@ mod prefill;
 mod report;
 mod roofline;
 mod rows;
+mod serve;
 mod shape;
 mod simulated;
 mod stage;
@@ -35,6 +36,8 @@ enum What {
     Step(step::Args),
     /// Time how fast a model takes in a prompt
     Prefill(prefill::Args),
+    /// Load any OpenAI endpoint and measure throughput and latency; prints what `vllm bench serve` prints
+    Serve(Box<serve::Args>),
 }
 
 impl Args {
@@ -45,6 +48,7 @@ impl Args {
             What::Long(args) => args.json,
             What::Step(args) => args.wants_json(),
             What::Prefill(args) => args.wants_json(),
+            What::Serve(args) => args.wants_json(),
         }
     }
 }
@@ -56,5 +60,6 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
         What::Long(args) => long::run(context, args),
         What::Step(args) => step::run(context, args),
         What::Prefill(args) => prefill::run(context, args),
+        What::Serve(args) => serve::run(context, args),
     }
 }

@@ -1,5 +1,6 @@
 //! Means, quantiles and confidence intervals. Pure.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// 97.5 % points of Student's t distribution for 1 to 30 degrees of freedom; beyond, the normal distribution's.
@@ -10,7 +11,7 @@ const T: [f64; 30] = [
 const NORMAL: f64 = 1.960;
 
 /// A mean of repetitions.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Mean {
     /// The mean.
     pub mean: f64,

@@ -130,6 +130,16 @@ impl Connection {
         self.read_until("data: [DONE]")
     }
 
+    /// Reads until the server has closed its side, or the connection is gone.
+    ///
+    /// # Panics
+    /// When nothing comes for [`PATIENCE`]: a failed test.
+    pub fn read_to_end(&mut self) {
+        if let Err(error) = self.0.read_to_end(&mut Vec::new()) {
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{error}");
+        }
+    }
+
     /// Waits until the server has closed its side.
     ///
     /// # Panics

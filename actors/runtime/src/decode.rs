@@ -74,6 +74,7 @@ impl Decode {
         let prior = place.server.algorithm.prior();
         let row = |matrix: Vec<Vec<f64>>| matrix.into_iter().nth(place.me.index()).unwrap_or_default();
         let observer = Observer::new(row(prior.p), row(prior.c), place.limits().rows_max);
+        let said = DecodeSnapshot { behaviour: Arc::new(observer.behaviour()), ..DecodeSnapshot::default() };
         Decode {
             executor,
             epoch,
@@ -85,7 +86,7 @@ impl Decode {
             learnt_at: Time::default(),
             lost: None,
             is_watched: false,
-            said: DecodeSnapshot::default(),
+            said,
             place,
         }
     }

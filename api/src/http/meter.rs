@@ -209,6 +209,11 @@ mod tests {
     use crate::http::testing::{delta, finished};
     use tokenrouter_core::job::Failure;
 
+    #[allow(clippy::disallowed_methods, reason = "time is what is measured, on the clock of the meter")]
+    fn pass(ms: u64) {
+        std::thread::sleep(Duration::from_millis(ms));
+    }
+
     fn asked() -> Asked {
         Asked { model: "m".into(), n: 4, max_tokens: Some(30) }
     }
@@ -271,9 +276,9 @@ mod tests {
         let metrics = Metrics::new(["m"]).unwrap();
         let mut watch = metrics.request(asked()).watch();
         watch.accepted(3);
-        std::thread::sleep(Duration::from_millis(20));
+        pass(20);
         watch.event(&delta("a"));
-        std::thread::sleep(Duration::from_millis(10));
+        pass(10);
         watch.event(&delta("b"));
         let Event::Finished { reason, usage, .. } = finished("stop") else { unreachable!() };
         watch.event(&Event::Finished { reason, usage, queued: Duration::from_millis(5) });
@@ -290,11 +295,11 @@ mod tests {
     #[test]
     fn tokens_that_come_together_share_their_time() {
         let mut watch = Metrics::new(["m"]).unwrap().request(asked()).watch();
-        std::thread::sleep(Duration::from_millis(8));
+        pass(8);
         let (four, none) = (watch.event(&delta("abcd")), watch.event(&delta("")));
         assert!((Duration::from_millis(2)..Duration::from_secs(60)).contains(&four), "{four:?}");
         assert_eq!(none, Duration::ZERO);
-        std::thread::sleep(Duration::from_millis(2));
+        pass(2);
         assert!(watch.event(&delta("e")) >= Duration::from_millis(2), "since the tokens before");
     }
 

@@ -33,6 +33,14 @@ load:
     cargo build --release --locked -p tokenrouter
     python3 tests/clients/load.py --server target/release/tokenrouter --page docs/load.md
 
+# The pages of docs/reference, made from the program again
+docs:
+    UPDATE_DOCS=1 cargo test -p tokenrouter-tests --test docs -- pages_made_from_the_program
+
+# The guide as a website in target/book (needs mdbook)
+book:
+    mdbook build docs
+
 # Format, lint, and the shape of the code base
 lint:
     cargo fmt --all --check

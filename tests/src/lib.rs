@@ -3,6 +3,7 @@
 pub mod assets;
 pub mod clients;
 pub mod conformance;
+pub mod docs;
 pub mod http_server;
 pub mod processes;
 pub mod raw_client;

@@ -43,13 +43,13 @@ fn table(table: &Table) -> Map<String, Value> {
     match table.title {
         "[[models]]" => schema.insert("not".to_owned(), json!({"required": ["kv_memory", "kv_tokens"]})),
         "[[faults.steps]]" => schema.insert("oneOf".to_owned(), json!([{"required": ["at"]}, {"required": ["every"]}])),
-        "[batching]" => schema.insert(
-            "dependentSchemas".to_owned(),
-            json!({
-                "thresholds": {"properties": {"policy": {"const": "fixed"}}, "required": ["policy"]},
-                "profile": {"properties": {"policy": {"enum": ["optimal", "adaptive"]}}, "required": ["policy"]},
-            }),
-        ),
+        "[batching]" => {
+            let fixed = json!({"properties": {"policy": {"const": "fixed"}}, "required": ["policy"]});
+            let planned = json!({"properties": {"policy": {"enum": ["optimal", "adaptive"]}}, "required": ["policy"]});
+            schema.insert("dependentSchemas".to_owned(), json!({"profile": planned}));
+            schema.insert("if".to_owned(), fixed);
+            schema.insert("else".to_owned(), json!({"properties": {"thresholds": {"maxProperties": 0}}}))
+        }
         _ => None,
     };
     schema

@@ -1,6 +1,6 @@
 //! The soak as a program: `soak --server PROGRAM [--requests N] [--seed N] [--page FILE]` runs it and writes the page; it ends
-//! with code 1 when something was not as before. `soak serve ...` is `tokenrouter serve ...`, for tests that have no
-//! other program at hand.
+//! with code 1 when something was not as before. `soak serve ...` is `tokenrouter serve ...`, and under the name `tokenrouter`
+//! it is that program, for tests that have no other at hand.
 
 use std::process::ExitCode;
 use tokenrouter_tests::clients::scratch;
@@ -11,7 +11,8 @@ const GROWTH_MAX: f64 = 0.01;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
-    if arguments.iter().any(|word| word == "serve") {
+    let named = arguments.first().is_some_and(|name| name.ends_with("tokenrouter"));
+    if named || arguments.iter().any(|word| word == "serve") {
         return tokenrouter::cli::run(std::env::args_os());
     }
     let option = |name: &str| {

@@ -131,7 +131,7 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
     bearer.or_else(|| headers.get("x-api-key")?.to_str().ok())
 }
 
-/// The middleware, inside [`super::observe`] so that what is refused has an id and is counted.
+/// The middleware, inside `super::observe` so that what is refused has an id and is counted.
 ///
 /// # Errors
 /// Passes on what the service inside could not answer.

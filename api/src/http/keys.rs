@@ -1,8 +1,9 @@
 //! Who may ask: API keys and the admin key. Owner: the `App`; the serve command replaces them. Invariant: only digests of
-//! keys are kept, all of them are compared whatever the first ones say, and without a right key nothing but `/health` and
-//! `/ready` answers.
+//! keys are kept, all of them are compared whatever the first ones say, and without a right key nothing answers but `/health`,
+//! `/ready` and the files of the dashboard's page.
 
 use super::App;
+use super::dashboard::is_page;
 use super::errors::ApiError;
 use actix_web::body::{EitherBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -87,7 +88,7 @@ impl Keys {
 
     /// Whether a request may reach the routes at all.
     fn admit(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
-        if !self.guard_api() || OPEN.contains(&path) {
+        if !self.guard_api() || OPEN.contains(&path) || is_page(path) {
             return Ok(());
         }
         match presented(headers).map(|key| self.opens(key)) {
@@ -193,10 +194,10 @@ mod tests {
     fn only_the_open_paths_need_no_key() {
         let keys = Keys::new(["first-key"], None);
         let none = HeaderMap::new();
-        for open in OPEN {
+        for open in [OPEN.as_slice(), &["/", "/dashboard", "/dashboard/", "/dashboard/assets/app.js"]].concat() {
             assert_eq!(keys.admit(open, &none), Ok(()));
         }
-        for path in ["/", "/v1/models", "/metrics", "/health/", "/%68ealth", "/nothing"] {
+        for path in ["/v1/models", "/metrics", "/health/", "/%68ealth", "/nothing", "/actors", "/dashboard/events"] {
             assert_eq!(keys.admit(path, &none).map_err(|error| error.status().as_u16()), Err(401), "{path}");
             let wrong = keys.admit(path, &sent("x-api-key", "wrong-key"));
             assert_eq!(wrong.map_err(|error| error.status().as_u16()), Err(401), "{path}");

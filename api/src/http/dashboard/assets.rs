@@ -146,7 +146,9 @@ mod tests {
     #[::core::prelude::v1::test]
     fn the_page_is_open_and_nothing_beside_it() {
         assert!(ASSETS.iter().all(|asset| is_page(asset.path)) && SHORTER.iter().all(|path| is_page(path)));
-        for closed in ["/dashboard/events", "/dashboard/assets/", "/dashboard//", "/actors", "/dashboard/assets/app.js/"] {
+        for closed in
+            ["/dashboard/events", "/dashboard/assets/", "/dashboard//", "/actors", "/dashboard/assets/app.js/"]
+        {
             assert!(!is_page(closed), "{closed}");
         }
     }

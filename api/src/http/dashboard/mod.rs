@@ -1,6 +1,7 @@
 //! What people look at: the page at `/dashboard` and the data it shows. Owner: the HTTP layer. Invariant: nothing here asks
 //! an actor; everything comes from what actors have said, and a slow reader costs the server nothing.
 
+mod assets;
 mod describe;
 mod events;
 mod forecast;
@@ -9,6 +10,7 @@ mod timeline;
 
 use super::only;
 use actix_web::web;
+pub use assets::is_page;
 pub use events::actors;
 use std::sync::Mutex;
 
@@ -23,4 +25,5 @@ pub struct Dashboard {
 pub fn configure(config: &mut web::ServiceConfig) {
     let events = web::resource("/dashboard/events").route(web::get().to(events::events));
     config.service(events.default_service(only("GET")));
+    assets::configure(config);
 }

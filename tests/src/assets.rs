@@ -179,7 +179,7 @@ fn list(folder: &Path) -> std::io::Result<Vec<String>> {
 }
 
 /// The folder cargo builds into: the nearest one above the running test that cargo marked.
-pub(crate) fn target_folder() -> Result<PathBuf, String> {
+pub fn target_folder() -> Result<PathBuf, String> {
     let program = std::env::current_exe().map_err(|error| format!("cannot find the running test: {error}"))?;
     let marked = program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file());
     marked.map(Path::to_owned).ok_or_else(|| {

@@ -1,6 +1,6 @@
-//! Programs of others that use the server: Python packages in virtual environments under `target/test-clients`, made once.
-//! Owner: whoever asks first, under a lock file. Invariant: an environment that is handed out has the packages of its
-//! pins; it is made anew when they change.
+//! Programs of others that use the server: Python packages in virtual environments and Node packages, under
+//! `target/test-clients`, installed once. Owner: whoever asks first, under a lock file. Invariant: an environment that is
+//! handed out has the packages of its pins; it is made anew when they change.
 
 use crate::assets::target_folder;
 use std::fs::{self, File};
@@ -38,6 +38,54 @@ pub fn run(command: &mut Command, remedy: &str) -> Output {
         String::from_utf8_lossy(&output.stderr)
     );
     output
+}
+
+/// A copy of a folder with a `package-lock.json` beside the packages of that file, which are installed once and again when it
+/// changes. What git ignores is not copied.
+///
+/// # Panics
+/// When they cannot be installed: a failed test that names the remedy.
+pub fn node_packages(sources: &Path, name: &str) -> PathBuf {
+    let place = scratch(name);
+    let guard = File::create(place.with_extension("lock")).expect("the target folder can be written");
+    guard.lock().expect("the target folder can be locked");
+    let wanted = fs::read_to_string(sources.join("package-lock.json")).expect("the lock file is there");
+    clear(&place);
+    copy(sources, &place);
+    let done = place.join("installed.json");
+    if !fs::read_to_string(&done).is_ok_and(|installed| installed == wanted) {
+        let remedy = "install node 20 or newer with npm; npm must reach a registry (see npm config get registry)";
+        let quiet = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"];
+        run(Command::new("npm").args(quiet).current_dir(&place), remedy);
+        fs::write(&done, wanted).expect("the target folder can be written");
+    }
+    place
+}
+
+/// Takes away what an earlier copy left, except what was installed.
+fn clear(place: &Path) {
+    for entry in fs::read_dir(place).expect("the target folder can be read") {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name())).expect("an entry");
+        if name != "node_modules" && name != "installed.json" {
+            let gone = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            gone.expect("the target folder can be written");
+        }
+    }
+}
+
+/// Folders of built things, which are not sources.
+const BUILT: [&str; 3] = ["node_modules", "target", "dist"];
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap_or_else(|error| panic!("{}: {error}", to.display()));
+    for entry in fs::read_dir(from).unwrap_or_else(|error| panic!("{}: {error}", from.display())) {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name())).expect("an entry");
+        if path.is_file() {
+            fs::copy(&path, to.join(name)).expect("the target folder can be written");
+        } else if !BUILT.iter().any(|built| name == *built) {
+            copy(&path, &to.join(name));
+        }
+    }
 }
 
 /// A virtual environment with pinned packages.

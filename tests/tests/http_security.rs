@@ -1,4 +1,4 @@
-//! Keys over HTTP: without one nothing but `/health` and `/ready` answers, each of several opens, and what is refused is
+//! Keys over HTTP: without one nothing answers but `/health`, `/ready` and the files of the dashboard, each of several opens, and what is refused is
 //! counted and has an id. And no answer lets pages of other sites in.
 
 use serde_json::json;
@@ -23,6 +23,7 @@ fn routes() -> Vec<(&'static str, &'static str, String)> {
         ("GET", "/v1/models/pair", String::new()),
         ("GET", "/v1/routers", String::new()),
         ("GET", "/metrics", String::new()),
+        ("GET", "/actors", String::new()),
     ]
 }
 
@@ -34,7 +35,7 @@ fn ask(server: &Server, (method, path, body): (&str, &str, &str), headers: &str)
 }
 
 #[actix_rt::test]
-async fn without_a_key_nothing_but_health_answers() {
+async fn without_a_key_nothing_answers_but_health_and_the_page() {
     let server = Server::start(Setup { keys: Keys::new([FIRST, SECOND], Some(ADMIN)), ..Setup::default() });
     for (method, path, body) in &routes() {
         let parts = (*method, *path, body.as_str());
@@ -64,9 +65,10 @@ async fn without_a_key_nothing_but_health_answers() {
         }
     }
     assert_eq!(ask(&server, ("GET", "/nothing", ""), "").status, 401, "nobody learns which routes there are");
-    for open in ["/health", "/ready"] {
+    for open in ["/health", "/ready", "/dashboard/", "/dashboard/assets/app.js", "/dashboard/assets/app.css"] {
         assert_eq!(get(server.address, open).status, 200, "{open}");
     }
+    assert_eq!(ask(&server, ("GET", "/dashboard/events", ""), "").status, 401, "the data of the page needs one");
     let counted = ask(&server, ("GET", "/metrics", ""), &format!("x-api-key: {FIRST}\r\n")).text;
     let series = format!("tokenrouter:http_requests_total{{method=\"POST\",route=\"{TEXT}\",status=\"401\"}} 12");
     assert!(counted.contains(&series), "{counted}");

@@ -53,13 +53,26 @@ export const chance = (p: Maybe): string => (known(p) ? p.toFixed(3) : NONE);
 /** Part of a whole; null of nothing. */
 export const ratio = (part: number, all: number): number | null => (all > 0 ? part / all : null);
 
-/** A value of a snapshot. */
+/** More entries of a list are counted, not shown. */
+const LIST_MAX = 6;
+
+/** A value of a snapshot: durations are written as `{secs, nanos}`. */
 export function plain(value: unknown): string {
   if (value === null || value === undefined) return NONE;
   if (typeof value === "number") return Number.isInteger(value) ? whole(value) : `${Number(value.toPrecision(4))}`;
   if (typeof value === "boolean") return value ? "yes" : "no";
-  return typeof value === "string" ? value : JSON.stringify(value);
+  if (typeof value === "string") return value;
+  if (Array.isArray(value)) {
+    if (value.some((entry) => typeof entry === "object")) return value.length === 1 ? "1 entry" : `${value.length} entries`;
+    const more = value.length > LIST_MAX ? ` … ${value.length} in all` : "";
+    return value.length === 0 ? "none" : value.slice(0, LIST_MAX).map(plain).join(", ") + more;
+  }
+  if (isDuration(value)) return time(value.secs + value.nanos / 1e9);
+  return JSON.stringify(value);
 }
+
+export const isDuration = (value: unknown): value is { secs: number; nanos: number } =>
+  typeof value === "object" && value !== null && "secs" in value && "nanos" in value && Object.keys(value).length === 2;
 
 /** "inter_model" -> "inter model". */
 export const words = (name: string): string => name.replaceAll("_", " ");

@@ -11,20 +11,22 @@ export interface Bar {
   from_ms: number;
   to_ms: number;
   steps: number;
-  /** Spans that are too narrow to be drawn apart. */
+  /** How many are drawn as one. */
   spans: number;
 }
 
-/** Narrower than this share of the picture, neighbours of one kind are drawn as one. */
+/** Spans of one kind that are less than this share of the picture apart are drawn as one. */
 const NARROW = 0.002;
 
 /** How long it took, or takes so far. */
 export const took = (request: Request, now_ms: number): number =>
   Math.max(0, (request.ended_ms ?? now_ms) - request.arrived_ms);
 
-/** The lanes: each model that had the request, in the server's order. */
-export const lanes = (request: Request, models: string[]): string[] =>
-  models.filter((model) => request.spans.some((span) => span.model === model));
+/** The lanes: each model that had the request, in the server's order; before that, the one where it entered. */
+export function lanes(request: Request, models: string[]): string[] {
+  const had = models.filter((model) => request.spans.some((span) => span.model === model));
+  return had.length > 0 ? had : [request.entry];
+}
 
 /** The bars of all lanes in a picture of `scale_ms`. */
 export function bars(request: Request, names: string[], now_ms: number, scale_ms: number): Bar[] {
@@ -38,8 +40,7 @@ export function bars(request: Request, names: string[], now_ms: number, scale_ms
     const x = (span.from_ms - request.arrived_ms) / scale;
     const width = (to - span.from_ms) / scale;
     const before = last.get(lane);
-    const close = before !== undefined && before.kind === span.kind && x - (before.x + before.width) < NARROW;
-    if (before !== undefined && close && Math.min(width, before.width) < NARROW) {
+    if (before !== undefined && before.kind === span.kind && x - (before.x + before.width) < NARROW) {
       before.width = x + width - before.x;
       before.to_ms = to;
       before.steps += span.steps;

@@ -126,13 +126,18 @@ function draw(): void {
     show();
   });
 }
+let chosen = selected();
 addEventListener("hashchange", () => {
-  const before = shown;
+  const [view, actor] = [shown, chosen];
   show();
-  scrollTo(0, selected() === null ? 0 : scrollY);
-  const target = selected() === null ? null : document.getElementById("panel-title");
-  if (target) target.focus({ preventScroll: innerWidth > 900 });
-  else if (before !== shown) find("title").focus({ preventScroll: true });
+  chosen = selected();
+  if (shown !== view) scrollTo(0, 0);
+  if (chosen !== null) document.getElementById("panel-title")?.focus({ preventScroll: innerWidth > 1180 });
+  else if (shown !== view) find("title").focus({ preventScroll: true });
+  else if (actor !== null) document.querySelector<HTMLElement>(`[data-actor="${CSS.escape(actor)}"]`)?.focus();
+});
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && selected() !== null) location.hash = "#/";
 });
 document.addEventListener("visibilitychange", draw);
 void follow({

@@ -35,14 +35,23 @@ impl Server {
             )
         };
         let router = "[router]\nname = \"demo\"\nalgorithm = \"r_stitch\"\nmodels = [\"small\", \"large\"]\n[router.params]\nthreshold = 0.05\n";
+        // What the C library keeps for each thread would hide a leak of a percent.
+        let one_arena = [("MALLOC_ARENA_MAX", "1")];
+        Server::launch(program, folder, &[router, &model("small"), &model("large")].concat(), &one_arena)
+    }
+
+    /// Starts it with a launch file and variables of the environment.
+    ///
+    /// # Panics
+    /// When it does not start: a failed test.
+    pub fn launch(program: &[String], folder: &Path, launch_file: &str, variables: &[(&str, &str)]) -> Server {
         let config = folder.join("launch.toml");
-        std::fs::write(&config, [router, &model("small"), &model("large")].concat()).expect("a launch file");
+        std::fs::write(&config, launch_file).expect("a launch file");
         let log = File::create(folder.join("server.log")).expect("a log file");
         let (program, arguments) = program.split_first().expect("a program");
         let mut command = Command::new(program);
         command.args(arguments).arg("--config").arg(&config).args(["--log-level", "warn", "serve", "--port", "0"]);
-        // What the C library keeps for each thread would hide a leak of a percent.
-        command.env("MALLOC_ARENA_MAX", "1");
+        command.envs(variables.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{program}: {error}"));
         let said = BufReader::new(child.stdout.take().expect("stdout is piped"));
@@ -50,6 +59,17 @@ impl Server {
         let address = lines.find_map(|line| line.strip_prefix("serving  http://")?.strip_suffix("/v1")?.parse().ok());
         let address = address.unwrap_or_else(|| panic!("no address; see {}", folder.join("server.log").display()));
         Server { child, address }
+    }
+
+    /// Asks it to stop and waits until it has: its exit code.
+    ///
+    /// # Panics
+    /// When it was killed: a failed test.
+    pub fn stop(mut self) -> i32 {
+        // The shell's own kill: the program of that name is not on every machine.
+        let asked = Command::new("sh").args(["-c", &format!("kill -TERM {}", self.child.id())]).status();
+        assert!(asked.expect("a shell runs").success());
+        self.child.wait().expect("it ends").code().expect("an exit code")
     }
 
     /// A number that the kernel has in `/proc/PID/status`, such as `VmRSS:` in KiB.

@@ -32,14 +32,12 @@ export function mapView(store: Store, selected: () => string | null): HTMLElemen
     const [model, role] = place(store, selected());
     return model === null || role === null ? [] : [panel(store, model, role)];
   });
-  const layout = h("div", { class: () => (selected() === null ? "split" : "split open") }, actorMap(store, selected), side);
+  const content = h("div", {}, actorMap(store, selected), models.length > 2 && hopTable(store), charts(store));
   return h(
     "div",
     {},
     summary(store),
-    layout,
-    models.length > 2 && hopTable(store),
-    charts(store),
+    h("div", { class: () => (selected() === null ? "split" : "split open") }, content, side),
     log(store, "Supervision log", () => true),
   );
 }

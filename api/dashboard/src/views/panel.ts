@@ -3,7 +3,7 @@
 import { ROLES, type LogEntry, type Role } from "../data.ts";
 import { chart } from "../chart.ts";
 import { h, keyed } from "../dom.ts";
-import { plain, rate, short, time, whole, words } from "../format.ts";
+import { isDuration, plain, rate, short, time, whole, words } from "../format.ts";
 import { card, empty, facts, modelAt, modelName } from "../parts.ts";
 import { actorKey } from "../sample.ts";
 import type { Store } from "../store.ts";
@@ -40,7 +40,7 @@ export function panel(store: Store, index: number, role: Role): HTMLElement {
 function flat(value: Record<string, unknown>, prefix = ""): [string, unknown][] {
   return Object.entries(value).flatMap(([name, inner]) => {
     const label = `${prefix}${words(name)}`;
-    const nested = typeof inner === "object" && inner !== null && !Array.isArray(inner);
+    const nested = typeof inner === "object" && inner !== null && !Array.isArray(inner) && !isDuration(inner);
     return nested ? flat(inner as Record<string, unknown>, `${label} `) : [[label, inner] as [string, unknown]];
   });
 }

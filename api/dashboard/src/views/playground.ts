@@ -169,6 +169,7 @@ class Slider {
 
   #set(chosen: boolean): void {
     this.chosen = chosen;
+    if (!chosen) this.#input.value = this.#input.defaultValue;
     this.#shown.textContent = chosen ? this.value.toFixed(3) : "the server's";
   }
 

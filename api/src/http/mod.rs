@@ -9,7 +9,6 @@
 //! connection is closed: the only answers that are not the error object.
 
 mod actor_metrics;
-mod actor_metrics;
 mod admin;
 mod answer;
 mod body;
@@ -23,7 +22,6 @@ pub mod engine;
 mod engine_metrics;
 pub mod errors;
 mod exposition;
-mod exposition;
 mod health;
 pub mod keys;
 mod latency;
@@ -33,7 +31,6 @@ mod models;
 mod observe;
 mod openapi;
 mod operations;
-mod process_metrics;
 mod process_metrics;
 mod prompts;
 mod routers;

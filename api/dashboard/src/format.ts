@@ -45,7 +45,10 @@ export function time(seconds: Maybe): string {
 }
 
 /** 0.1234 -> "12.3 %". */
-export const percent = (share: Maybe): string => (known(share) ? `${digits(share * 100)} %` : NONE);
+export function percent(share: Maybe): string {
+  if (!known(share)) return NONE;
+  return share > 0 && share < 0.00005 ? "< 0.01 %" : `${digits(share * 100)} %`;
+}
 
 /** A probability. */
 export const chance = (p: Maybe): string => (known(p) ? p.toFixed(3) : NONE);

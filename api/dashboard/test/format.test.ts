@@ -22,6 +22,8 @@ test("counts, rates and shares", () => {
   assert.equal(rate(0), "0/s");
   assert.equal(percent(0.1234), "12.3 %");
   assert.equal(percent(1), "100 %");
+  assert.equal(percent(0.00001), "< 0.01 %");
+  assert.equal(percent(0), "0 %");
   assert.equal(chance(0.2), "0.200");
   assert.equal(ratio(1, 0), null);
 });

@@ -55,7 +55,7 @@ function prediction(store: Store): HTMLElement {
   const state = () => store.state!;
   const text = () => {
     const { prediction, live } = state();
-    if (prediction === null) return `No prediction yet: the model learns from the steps of requests (${whole(live)} live).`;
+    if (prediction === null) return `No prediction now (${whole(live)} live requests): the throughput model learns from steps, for as many requests as are live.`;
     return `For ${whole(prediction.live)} live requests and the thresholds of now the throughput model says ${rate(prediction.tokens_per_second, "tokens")}; measured: ${rate(store.last("measured"), "tokens")}.`;
   };
   return h("p", { class: "note" }, text);

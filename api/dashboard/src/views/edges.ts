@@ -45,8 +45,9 @@ export function edges(parent: HTMLElement, list: Edge[]): void {
       const angle = (Math.atan2(b[1] - a[1], b[0] - a[0]) * 180) / Math.PI;
       head.setAttribute("transform", `translate(${b[0]} ${b[1]}) rotate(${angle})`);
       if (label) {
-        label.style.left = `${(a[0] + b[0]) / 2}px`;
-        label.style.top = `${(a[1] + b[1]) / 2}px`;
+        const t = along(a, b);
+        label.style.left = `${a[0] + (b[0] - a[0]) * t}px`;
+        label.style.top = `${a[1] + (b[1] - a[1]) * t}px`;
       }
     }
   };
@@ -57,6 +58,12 @@ export function edges(parent: HTMLElement, list: Edge[]): void {
 }
 
 const width = (rate: number | null) => (1.25 + Math.min(2.5, Math.log10(1 + (rate ?? 0)) * 0.8)).toFixed(2);
+
+/** Where the label lies: in the middle, or near its beginning where slanted arrows would share the middle. */
+function along(a: Point, b: Point): number {
+  const [dx, dy] = [Math.abs(b[0] - a[0]), Math.abs(b[1] - a[1])];
+  return Math.min(dx, dy) < 0.2 * Math.max(dx, dy) ? 0.5 : 0.3;
+}
 
 const middle = (box: Box): Point => [box.x + box.width / 2, box.y + box.height / 2];
 

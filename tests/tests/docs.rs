@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
-use tokenrouter_config::LaunchFile;
+use tokenrouter_config::{LaunchFile, schema};
 use tokenrouter_tests::clients::{Venv, folder, run, scratch};
 use tokenrouter_tests::docs::pages::{Block, Mark, all};
 use tokenrouter_tests::docs::shell::{SUBSTITUTIONS, Workshop};
@@ -36,6 +36,7 @@ fn pages_made_from_the_program_are_current() {
         ("config.md", reference::config()),
         ("routers.md", reference::routers()),
         ("api.md", api::page(&openapi())),
+        ("launch.schema.json", format!("{:#}\n", schema::json())),
     ];
     let mut stale = Vec::new();
     for (name, text) in made {
@@ -60,6 +61,30 @@ fn links_and_named_files_exist() {
     let mut faults: Vec<String> = pages.iter().flat_map(|page| links::faults(page, &pages)).collect();
     faults.extend(pages.iter().filter(|page| page.name != "ARCHITECTURE.md").flat_map(links::missing_files));
     none("links and files that lead nowhere", &faults);
+}
+
+/// Words in backticks that begin with `vllm:` or `tokenrouter:`.
+fn metrics(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split('`').skip(1).step_by(2);
+    let word = |word: &'static str| move |text: &&str| text.starts_with(word);
+    let (vllm, own) = (word("vllm:"), word("tokenrouter:"));
+    words.filter(move |text| vllm(text) || own(text)).filter(|text| !text.ends_with('…'))
+}
+
+/// docs/metrics.md is held to a live server; the other pages are held to it.
+#[test]
+fn metrics_that_pages_name_exist() {
+    let pages = all();
+    let reference = pages.iter().find(|page| page.name == "docs/metrics.md").expect("docs/metrics.md is there");
+    let known: Vec<&str> = metrics(&reference.text).collect();
+    assert!(known.len() > 40, "{known:?}");
+    let mut unknown = Vec::new();
+    for page in pages.iter().filter(|page| page.name != reference.name && page.name != "CHANGELOG.md") {
+        let names = metrics(&page.text).map(|name| name.split('{').next().unwrap_or(name));
+        let wrong = names.filter(|name| !known.contains(name)).map(|name| format!("{}: {name}", page.name));
+        unknown.extend(wrong);
+    }
+    none("metrics that docs/metrics.md does not have", &unknown);
 }
 
 /// Every file below a folder with this ending.

@@ -113,12 +113,9 @@ fn value(value: &clap::builder::PossibleValue) -> String {
 /// docs/reference/config.md
 pub fn config() -> String {
     let mut page = format!("{HEAD}# Launch files\n\n{}\n\n", TOP.about);
-    line!(
-        page,
-        "For completion and checks while you type, give your editor the JSON Schema (`tokenrouter check --schema`):"
-    );
-    line!(page, "editors that know the Even Better TOML or Taplo extension take it from a first line");
-    line!(page, "`#:schema ./launch.schema.json`. Examples to copy are in `config/presets`.");
+    line!(page, "For completion and checks while you type there is a JSON Schema, [launch.schema.json](launch.schema.json);");
+    line!(page, "`tokenrouter check --schema` prints it too. Editors with Even Better TOML or Taplo take it from the first line of");
+    line!(page, "a file: `#:schema ./launch.schema.json`. Launch files to copy are in `config/presets`.");
     tables(&mut page, &TOP);
     page
 }

@@ -8,6 +8,7 @@ use tokenrouter_actors::link::identity::Identity;
 use tokenrouter_actors::link::socket::{Ends, PATIENCE, QUEUE_BYTES_MAX, QUEUE_FRAMES_MAX, Socket};
 use tokenrouter_actors::link::wire::{Answer, BEAT, Hello, PROTOCOL, decode, decode_hello, encode, read_frame};
 use tokenrouter_actors::link::{Address, Link};
+use tokenrouter_actors::mailbox::{Mailbox, Meter, Metered};
 use tokenrouter_actors::messages::LinkEvent;
 use tokenrouter_actors::runtime::{Placement, RuntimeSpec, start};
 use tokenrouter_core::ids::{ModelIdx, RequestId};
@@ -52,11 +53,11 @@ impl Actor for Ear {
     type Context = Context<Self>;
 }
 
-impl Handler<LinkEvent> for Ear {
+impl Handler<Metered<LinkEvent>> for Ear {
     type Result = ();
 
-    fn handle(&mut self, event: LinkEvent, _: &mut Self::Context) {
-        self.0.try_send(event).expect("the test listens");
+    fn handle(&mut self, event: Metered<LinkEvent>, _: &mut Self::Context) {
+        self.0.try_send(event.open()).expect("the test listens");
     }
 }
 
@@ -134,7 +135,7 @@ fn check_stalled(name: &str, bytes: usize, frames_max: usize) {
         let listener = UnixListener::bind(&path).expect("a free address");
         let (ear, mut events) = mpsc::channel(16);
         let ends = Ends { from: FROM, to: TO, address: Address::Unix(path.clone()), server: identity(&spec(&path)) };
-        let (link, connection) = Socket::new(ends, Ear(ear).start().recipient());
+        let (link, connection) = Socket::new(ends, Mailbox::new(Ear(ear).start(), Meter::default()).outlet());
         let task = actix_rt::spawn(connection);
         let stalled = welcome(&listener).await;
         assert_eq!(events.recv().await, Some(LinkEvent::Reached(TO)));

@@ -6,6 +6,7 @@
 //! requests that left in it have arrived before the next turn is offered.
 
 use crate::link::local::{self, Directory};
+use crate::mailbox::takes_metered;
 use crate::messages::{Offered, Said};
 use actix::prelude::*;
 use std::time::Duration;
@@ -59,6 +60,8 @@ impl Actor for Conductor {
         ctx.set_mailbox_capacity(MAILBOX);
     }
 }
+
+takes_metered!(Conductor: Said);
 
 impl Handler<Said> for Conductor {
     type Result = ();

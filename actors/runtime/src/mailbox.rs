@@ -3,6 +3,7 @@
 //! Invariant: a message is counted as waiting from before it is sent until it is handled or thrown away, whichever comes.
 
 use crate::histogram::{Counts, Histogram};
+use actix::dev::RecipientRequest;
 use actix::dev::ToEnvelope;
 use actix::prelude::*;
 use serde::Serialize;
@@ -127,6 +128,11 @@ impl<A: Actor> Mailbox<A> {
         Mailbox { address, meter }
     }
 
+    /// What measures it.
+    pub fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
     /// Sends if there is room.
     ///
     /// # Errors
@@ -208,6 +214,11 @@ where
     /// Gives the message back.
     pub fn try_send(&self, message: M) -> Result<(), SendError<M>> {
         self.recipient.try_send(self.meter.wrap(message)).map_err(given_back)
+    }
+
+    /// Waits for room and for the answer.
+    pub fn send(&self, message: M) -> RecipientRequest<Metered<M>> {
+        self.recipient.send(self.meter.wrap(message))
     }
 }
 

@@ -17,7 +17,7 @@ use crate::link::gate::{Gate, Plan};
 use crate::link::local::Directory;
 use crate::link::net::Bound;
 use crate::link::process::{self, Numbers, Process, Site};
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Mailbox, Meter, Outlet};
 use crate::messages::{Said, Stop};
 use crate::place::FIRST_LIFE;
 use crate::planner::{InForce, Planner, Planning};
@@ -28,7 +28,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokenrouter_core::batching::{Batching, Policy, PolicySpec};
+use tokenrouter_core::batching::{Batching, Policy, PolicySpec, clamp};
 use tokenrouter_core::constraint::Constraint;
 use tokenrouter_core::execution::Turns;
 use tokenrouter_core::executor::ExecutorLimits;
@@ -144,7 +144,7 @@ pub struct Server {
     /// The thresholds that were planned last.
     pub in_force: InForce,
     /// Who gives turns to the models of this process, in the modes that have them.
-    pub conductor: Option<Recipient<Said>>,
+    pub conductor: Option<Outlet<Said>>,
 }
 
 impl fmt::Debug for Server {
@@ -209,6 +209,8 @@ struct Inner {
     executors: Vec<Executors>,
     /// Of every model.
     instruments: Vec<Arc<Instruments>>,
+    /// Of the actor that gives turns, in the modes that have them.
+    conductor: Option<Meter>,
     board: Board,
     clock: Clock,
     numbers: Numbers,
@@ -257,7 +259,8 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
     let here: Vec<bool> = spec.models.iter().map(|model| model.site.peer().is_none()).collect();
     let conductor = Turns::new(spec.batching.execution, &here, FIRST_LIFE).map(|turns| {
         let directory = Arc::clone(&directory);
-        place(spec.placement, &mut arbiters, move || Conductor::new(turns, directory)).recipient()
+        let address = place(spec.placement, &mut arbiters, move || Conductor::new(turns, directory));
+        Mailbox::new(address, Meter::default())
     });
     let server = Arc::new(Server {
         life: spec.process.life,
@@ -275,7 +278,7 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         pace: Pace::default(),
         bounds: spec.bounds,
         in_force: InForce::default(),
-        conductor,
+        conductor: conductor.as_ref().map(Mailbox::outlet),
     });
     let planner = Planner::new(&server, &board, (spec.placement, planning)).map_err(StartError::Setting)?;
     let planner = planner.map(|planner| place(spec.placement, &mut arbiters, move || planner));
@@ -313,6 +316,7 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         pools,
         executors,
         instruments,
+        conductor: conductor.map(|conductor| conductor.meter().clone()),
         board,
         clock,
         numbers,
@@ -361,6 +365,11 @@ impl Runtime {
         PolicySpec::Planned(table.clone()).build(server.models.len()).map_err(StartError::Setting)?;
         server.in_force.adopt(Arc::new(table));
         Ok(())
+    }
+
+    /// How many requests each model waits for when so many are live.
+    pub fn thresholds(&self, live: u32) -> Vec<u32> {
+        clamp(self.0.server.policy().thresholds(live), live)
     }
 
     /// Whether requests have anything here, those that entered in other processes included.

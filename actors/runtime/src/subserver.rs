@@ -109,11 +109,12 @@ impl Subserver {
 
     /// Dials the peers in other processes. Must be called on the arbiter of this subserver.
     fn dial(&mut self, ctx: &Context<Self>) {
+        let mailbox = Mailbox::new(ctx.address(), self.instruments.meter(Role::Subserver));
         let socket = |(index, model): (usize, &ModelSpec)| {
             let address = model.site.peer()?.clone();
             let (from, to) = (self.me, ModelIdx(index as u8));
             let ends = Ends { from, to, address, server: Identity::of(&self.server) };
-            let (socket, connection) = Socket::new(ends, ctx.address().recipient());
+            let (socket, connection) = Socket::new(ends, mailbox.outlet());
             // It ends by itself when the link is dropped.
             actix_rt::spawn(connection);
             Some(socket)

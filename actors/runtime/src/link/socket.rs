@@ -6,8 +6,8 @@ use super::identity::Identity;
 use super::net::{self, Stream};
 use super::wire::{Answer, BEAT, HELLO_BYTES_MAX, Hello, PROTOCOL, Parcel, WireError, decode, encode, read_frame};
 use super::{Address, Link, LinkDown};
+use crate::mailbox::Outlet;
 use crate::messages::LinkEvent;
-use actix::Recipient;
 use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -163,7 +163,7 @@ pub struct Ends {
 impl Socket {
     /// A link, and the task that keeps its connection, to be spawned on the arbiter of the sender. The task ends when
     /// the last clone of the link is gone and all it was given is written.
-    pub fn new(ends: Ends, events: Recipient<LinkEvent>) -> (Self, impl Future<Output = ()> + 'static) {
+    pub fn new(ends: Ends, events: Outlet<LinkEvent>) -> (Self, impl Future<Output = ()> + 'static) {
         let wake = Arc::new(Notify::new());
         let lane = Arc::new(Lane {
             to: ends.to,
@@ -201,7 +201,7 @@ struct Dialler {
     lane: Weak<Lane>,
     wake: Arc<Notify>,
     ends: Ends,
-    events: Recipient<LinkEvent>,
+    events: Outlet<LinkEvent>,
 }
 
 impl Dialler {

@@ -9,6 +9,7 @@ use crate::board::{
 use crate::instruments::InstrumentsSnapshot;
 use crate::journal::Entry;
 use crate::link::Address;
+use crate::mailbox::{MailboxSnapshot, Meter};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -30,6 +31,8 @@ pub struct RuntimeSnapshot {
     pub open: bool,
     /// What was set at the launch.
     pub settings: Settings,
+    /// The mailbox of the actor that gives turns; none where models do not take turns.
+    pub conductor: Option<MailboxSnapshot>,
     /// How the planning of thresholds goes; none when they do not follow the models.
     pub planner: Option<PlannerSnapshot>,
     /// Per model.
@@ -84,6 +87,7 @@ impl Runtime {
             prompt_tokens: inner.server.prompt_tokens.load(Ordering::Relaxed),
             open: inner.open.load(Ordering::Acquire),
             settings: self.settings(),
+            conductor: inner.conductor.as_ref().map(Meter::read),
             planner: self.planner(),
             models: (0..inner.pools.len()).map(|index| self.model_snapshot(index)).collect(),
         }

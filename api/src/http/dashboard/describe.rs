@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokenrouter_actors::board::{BatcherSnapshot, Role};
 use tokenrouter_actors::histogram::Counts;
+use tokenrouter_actors::mailbox::MailboxSnapshot;
 use tokenrouter_actors::runtime::{ModelSnapshot, RuntimeSnapshot};
 use tokenrouter_core::executor::PAGE_TOKENS;
 use tokenrouter_core::ids::Time;
@@ -42,6 +43,7 @@ impl State {
                 execution: json(&snapshot.settings.execution),
             },
             models: (0..names.len()).map(|index| model(snapshot, &names, index)).collect(),
+            conductor: snapshot.conductor.as_ref().map(mailbox_state),
             planner: snapshot.planner.as_ref().map(|said| PlannerState {
                 looks: said.looks,
                 planned: said.planned,
@@ -169,14 +171,14 @@ fn actor(model: &ModelSnapshot, at: usize, role: Role) -> ActorState {
         state,
         lives: lives + 1,
         last_error: last_of(role).map(|entry| entry.what.clone()),
-        mailbox: MailboxState {
-            depth: mailbox.depth,
-            depth_max: mailbox.depth_max,
-            messages: mailbox.messages,
-            wait: (&mailbox.wait).into(),
-        },
+        mailbox: mailbox_state(&mailbox),
         snapshot,
     }
+}
+
+fn mailbox_state(mailbox: &MailboxSnapshot) -> MailboxState {
+    let MailboxSnapshot { depth, depth_max, messages, wait } = mailbox;
+    MailboxState { depth: *depth, depth_max: *depth_max, messages: *messages, wait: wait.into() }
 }
 
 /// Without what is long and told elsewhere.

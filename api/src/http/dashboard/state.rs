@@ -24,6 +24,8 @@ pub struct State {
     pub(super) router: RouterState,
     /// Each model, in the router's order.
     pub(super) models: Vec<ModelState>,
+    /// The mailbox of the actor that gives turns; null where models do not take turns.
+    pub(super) conductor: Option<MailboxState>,
     /// How the planning of thresholds goes; null when they do not follow the models.
     pub(super) planner: Option<PlannerState>,
     /// What the throughput model says of now; null while too little was learnt.

@@ -317,19 +317,52 @@ fn a_service_file_and_a_container_file_are_sound() {
     assert!(instructions.iter().all(|word| known.contains(word)), "{instructions:?}");
     assert!(instructions.iter().filter(|word| **word == "FROM").count() == 2, "two stages: {instructions:?}");
     assert!(instructions.contains(&"USER") && !containerfile.contains("USER root"), "it runs as root");
-    // Files copied from the repository are there.
-    for line in containerfile.lines().filter(|line| line.starts_with("COPY") && !line.contains("--from")) {
-        for source in line
-            .split_whitespace()
-            .skip(1)
-            .take_while(|word| !word.starts_with("./") && *word != "/")
-            .filter(|word| !word.starts_with("--"))
-        {
-            assert!(root().join(source).exists(), "{line}: {source} does not exist");
-        }
-    }
+    builds_from_what_it_copies(&containerfile);
+    let command = containerfile.lines().find_map(|line| line.strip_prefix("CMD ")).expect("it runs something");
+    let words: Vec<String> = serde_json::from_str(command).expect("a list of words");
+    let words = std::iter::once("tokenrouter".to_owned()).chain(words);
+    tokenrouter::cli::command().try_get_matches_from(words).unwrap_or_else(|error| panic!("{command}: {error}"));
     if Command::new("systemd-analyze").arg("--version").output().is_ok_and(|output| output.status.success()) {
         verify(&unit);
+    }
+}
+
+/// What the first stage copies is a whole workspace, with every file that the sources include.
+fn builds_from_what_it_copies(containerfile: &str) {
+    let stage = scratch("docs-container").join("src");
+    let _ = fs::remove_dir_all(&stage);
+    fs::create_dir_all(&stage).expect("a folder");
+    let mut copied = Vec::new();
+    for line in containerfile.lines().filter(|line| line.starts_with("COPY") && !line.contains("--from")) {
+        let mut words: Vec<&str> = line.split_whitespace().skip(1).collect();
+        let to = words.pop().expect("a target");
+        for from in words {
+            let to = if to == "./" { stage.join(from) } else { stage.join(to) };
+            std::os::unix::fs::symlink(root().join(from), to).expect("a link");
+            copied.push(from.to_owned());
+        }
+    }
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["metadata", "--format-version", "1", "--locked", "--offline"]).current_dir(&stage);
+    let output = run(&mut cargo, "the folders that the Containerfile copies are no workspace");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("\"name\":\"tokenrouter\""));
+    for folder in ["actors", "api", "config", "gpu", "kernels"] {
+        for source in files(&root().join(folder), "rs") {
+            let text = fs::read_to_string(&source).expect("a source is text");
+            let includes = ["include_bytes!(\"", "include_str!(\""];
+            for name in includes.iter().flat_map(|include| text.split(include).skip(1)) {
+                let Some(name) = name.split('"').next().filter(|name| name.contains("../")) else { continue };
+                let file = source.parent().expect("a folder").join(name).canonicalize();
+                let file = file.unwrap_or_else(|error| panic!("{}: {name}: {error}", source.display()));
+                let inside = copied.iter().any(|from| file.starts_with(root().join(from)));
+                assert!(
+                    inside,
+                    "{} includes {}, which the Containerfile does not copy",
+                    source.display(),
+                    file.display()
+                );
+            }
+        }
     }
 }
 

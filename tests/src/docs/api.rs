@@ -42,9 +42,9 @@ pub fn page(document: &Value) -> String {
             describe(&mut page, (&method.to_uppercase(), path), operation);
         }
     }
-    line!(page, "\n# Objects");
+    line!(page, "\n## Objects");
     for (name, schema) in document["components"]["schemas"].as_object().unwrap_or(&none) {
-        line!(page, "\n## {name}\n");
+        line!(page, "\n### {name}\n");
         if let Some(about) = schema["description"].as_str() {
             line!(page, "{}\n", about.trim());
         }
@@ -187,6 +187,7 @@ fn summary(schema: &Value) -> String {
     };
     let kind = kinds.join(" or ");
     match kind.as_str() {
+        "array" if schema["maxItems"] == 0 => "empty array".to_owned(),
         "array" if schema["items"].is_object() => format!("array of {}{}", summary(&schema["items"]), bounds(schema)),
         "" => "any".to_owned(),
         _ => format!("{kind}{}", bounds(schema)),

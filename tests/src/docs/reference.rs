@@ -113,8 +113,14 @@ fn value(value: &clap::builder::PossibleValue) -> String {
 /// docs/reference/config.md
 pub fn config() -> String {
     let mut page = format!("{HEAD}# Launch files\n\n{}\n\n", TOP.about);
-    line!(page, "For completion and checks while you type there is a JSON Schema, [launch.schema.json](launch.schema.json);");
-    line!(page, "`tokenrouter check --schema` prints it too. Editors with Even Better TOML or Taplo take it from the first line of");
+    line!(
+        page,
+        "For completion and checks while you type there is a JSON Schema, [launch.schema.json](launch.schema.json);"
+    );
+    line!(
+        page,
+        "`tokenrouter check --schema` prints it too. Editors with Even Better TOML or Taplo take it from the first line of"
+    );
     line!(page, "a file: `#:schema ./launch.schema.json`. Launch files to copy are in `config/presets`.");
     tables(&mut page, &TOP);
     page

@@ -83,6 +83,8 @@ fn steps_of(mode: Execution) -> Vec<(usize, Duration, Duration)> {
     });
     assert_idle(&end);
     assert_text(&script, &*algorithm(&script), &end);
+    let turns = end.end.conductor.as_ref().map(|mailbox| (mailbox.depth, mailbox.messages > 0));
+    assert_eq!(turns, mode.takes_turns().then_some((0, true)), "{mode:?}: the mailbox of the conductor");
     std::mem::take(&mut *steps.lock().unwrap())
 }
 

@@ -139,4 +139,8 @@ fn a_dead_actor_is_replaced() {
         "{}",
         end.timeline
     );
+    let accepted: u64 = end.end.models.iter().map(|model| model.client.accepted).sum();
+    assert_eq!(accepted, 3, "actors count on in their next life: {}", end.timeline);
+    let log: Vec<_> = end.end.models.iter().flat_map(|model| &model.instruments.log).collect();
+    assert!(log.len() == 1 && log[0].what.contains("rebuilt"), "{log:?}");
 }

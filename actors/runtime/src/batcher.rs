@@ -59,7 +59,11 @@ impl Batcher {
     pub fn new(place: Place, policy: Box<dyn Policy>) -> Self {
         let gate = Gate::new(place.me, policy, place.server.batching.max_wait);
         let turn = if place.server.conductor.is_some() { Turn::None } else { Turn::Always };
-        let (stalled, ahead, said) = (Vec::new(), VecDeque::new(), BatcherSnapshot::default());
+        let (stalled, ahead) = (Vec::new(), VecDeque::new());
+        let said = match place.board.read(place.me, Role::Batcher) {
+            Some(Snapshot::Batcher(earlier)) => earlier,
+            _ => BatcherSnapshot::default(),
+        };
         Batcher { place, gate, stalled, ahead, credit: true, is_due: false, turn, timer: None, said }
     }
 

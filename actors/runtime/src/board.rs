@@ -1,5 +1,6 @@
 //! What every actor says of itself: small snapshots that the dashboard and /metrics read. Owner: each key has one
-//! writer, the actor it names. Invariant: reading never waits for an actor.
+//! writer, the actor it names. Invariant: reading never waits for an actor; an actor in a new life counts on from what the
+//! earlier one said.
 
 use dashmap::DashMap;
 use serde::Serialize;

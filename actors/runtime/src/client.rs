@@ -55,8 +55,11 @@ struct Stream {
 impl Client {
     /// A Client without streams.
     pub fn new(place: Place) -> Self {
-        let (streams, said) = (HashMap::new(), ClientSnapshot::default());
-        Client { place, streams, held: Vec::new(), alarm: None, said, warned: false }
+        let said = match place.board.read(place.me, Role::Client) {
+            Some(Snapshot::Client(earlier)) => earlier,
+            _ => ClientSnapshot::default(),
+        };
+        Client { place, streams: HashMap::new(), held: Vec::new(), alarm: None, said, warned: false }
     }
 
     fn accept(&mut self, submit: Submit, ctx: &mut Context<Self>) -> Result<Ticket, Refusal> {

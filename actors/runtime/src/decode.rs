@@ -74,7 +74,11 @@ impl Decode {
         let prior = place.server.algorithm.prior();
         let row = |matrix: Vec<Vec<f64>>| matrix.into_iter().nth(place.me.index()).unwrap_or_default();
         let observer = Observer::new(row(prior.p), row(prior.c), place.limits().rows_max);
-        let said = DecodeSnapshot { behaviour: Arc::new(observer.behaviour()), ..DecodeSnapshot::default() };
+        let earlier = match place.board.read(place.me, Role::Decode) {
+            Some(Snapshot::Decode(earlier)) => earlier,
+            _ => DecodeSnapshot::default(),
+        };
+        let said = DecodeSnapshot { behaviour: Arc::new(observer.behaviour()), totals: Arc::default(), ..earlier };
         Decode {
             executor,
             epoch,

@@ -53,6 +53,10 @@ impl InterModel {
     /// A bridge with ways by model index (none to itself).
     pub fn new(place: Place, ways: Vec<Option<Way>>) -> Self {
         let models = ways.len();
+        let said = match place.board.read(place.me, Role::InterModel) {
+            Some(Snapshot::InterModel(earlier)) => earlier,
+            _ => InterModelSnapshot { hops: vec![0; models], ..InterModelSnapshot::default() },
+        };
         InterModel {
             ways,
             pending: HashMap::new(),
@@ -63,7 +67,7 @@ impl InterModel {
             sent: vec![Stamp::start(place.life_ever()); models],
             // What was said to an earlier life is over, and another process may have been there for long.
             seen: vec![(!place.is_reborn()).then(Stamp::default); models],
-            said: InterModelSnapshot { hops: vec![0; models], ..InterModelSnapshot::default() },
+            said,
             place,
         }
     }

@@ -12,6 +12,16 @@ pub fn assert_idle(play: &Play) {
         assert_eq!(left, (0, 0, 0, 0), "{}: {}", model.name, play.timeline);
         assert_eq!(model.kv.leases, 0, "{}: {}", model.name, play.timeline);
         assert_eq!(model.kv.pages_free + model.kv.pages_cached, model.kv.pages_total, "{}", model.name);
+        // Whatever became of an actor, its messages were handled or thrown away.
+        let depths: Vec<u64> = model.instruments.mailboxes.iter().map(|mailbox| mailbox.depth).collect();
+        assert_eq!(depths, [0; 6], "{}: {}", model.name, play.timeline);
+        let (instruments, batcher) = (&model.instruments, &model.batcher);
+        // Actors that were replaced go on for a moment, and what they say then is not heard.
+        if model.subserver.children_restarts == 0 {
+            let batches: u64 = instruments.batch_sizes.iter().sum();
+            assert_eq!(batches, batcher.released.iter().sum::<u64>(), "{}: a size for each batch", model.name);
+            assert_eq!(instruments.batch_wait.count, batcher.rows, "{}: a wait for each request", model.name);
+        }
     }
 }
 

@@ -5,4 +5,5 @@ pub mod http;
 pub mod hub;
 pub mod launch;
 pub mod progress;
+pub mod telemetry;
 pub mod text;

@@ -17,6 +17,7 @@ use tokenrouter::http::types::generation::SamplingDefaults;
 use tokenrouter::http::{App, ChatTemplate, Limits, Listen, Parts, Router, Served, server};
 use tokenrouter::launch::{self, Environment, Loaded, Overrides};
 use tokenrouter::progress::Progress;
+use tokenrouter::telemetry::{Settings, Tracer};
 use tokenrouter::text::tools::ToolDialect;
 use tokenrouter_actors::bounds::Bounds;
 use tokenrouter_actors::gpu_executor::Seat;
@@ -66,6 +67,8 @@ pub struct Setup {
     pub link_faults: Vec<LinkFaults>,
     /// How the models call tools.
     pub tools: ToolDialect,
+    /// Who gets traces.
+    pub telemetry: Option<Settings>,
 }
 
 impl Setup {
@@ -104,6 +107,7 @@ impl Default for Setup {
             faults: Default::default(),
             link_faults: Vec::new(),
             tools: ToolDialect::Plain,
+            telemetry: None,
         }
     }
 }
@@ -416,5 +420,6 @@ fn app(setup: &Setup, runtime: Runtime) -> App {
         router: Router { active: "bernoulli".to_owned(), algorithm: algorithm(), entries: routing::list().collect() },
         limits: setup.http,
     };
-    App::new(parts).expect("the metrics can be set up").with_keys(setup.keys.clone())
+    let tracer = setup.telemetry.clone().map(Tracer::start);
+    App::new(parts).expect("the metrics can be set up").with_keys(setup.keys.clone()).with_tracer(tracer)
 }

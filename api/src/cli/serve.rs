@@ -8,6 +8,7 @@ use super::{CliError, Context};
 use crate::http::keys::Keys;
 use crate::http::{self, App, Listen};
 use crate::launch::{self, Certificate, LaunchError, Loaded, Reloader};
+use crate::telemetry::Tracer;
 use actix_web::dev::{Server, ServerHandle};
 use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -41,8 +42,11 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     let mut file = launch::read(context.common.config.as_deref(), &overrides, &context.environment)?;
     file.server.insecure |= args.insecure;
     logs::start(context, &file, Talk::Server)?;
+    let telemetry = context.environment.telemetry.clone().map_err(LaunchError::Option)?;
     let addresses = addresses(&file)?;
-    let door = Door { keys: launch::keys(&file, &context.environment)?, certificate: Certificate::read(&file)? };
+    let tracer = telemetry.map(Tracer::start);
+    let (keys, certificate) = (launch::keys(&file, &context.environment)?, Certificate::read(&file)?);
+    let door = Door { keys, certificate, tracer };
     door.check(&file, &addresses)?;
     let mut loaded = super::run::load(context, file)?;
     let config = context.common.config.clone();
@@ -54,6 +58,8 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
 struct Door {
     keys: Keys,
     certificate: Option<Arc<Certificate>>,
+    /// Who is told what goes on inside.
+    tracer: Option<Tracer>,
 }
 
 impl Door {
@@ -74,7 +80,7 @@ impl Door {
     }
 
     fn open(&self, app: App, listen: &Listen) -> Result<(Server, Vec<SocketAddr>), LaunchError> {
-        let app = app.with_keys(self.keys.clone());
+        let app = app.with_keys(self.keys.clone()).with_tracer(self.tracer.clone());
         let opened = match &self.certificate {
             Some(certificate) => http::secure_server(app, listen, certificate.config()?),
             None => http::server(app, listen),
@@ -161,6 +167,9 @@ async fn serve(
     let at_once = wind_down(&runtime, &handle, Duration::ZERO);
     if second && tokio::time::timeout(CLOSE_MAX, at_once).await.is_err() {
         tracing::warn!("stopped before all clients were told");
+    }
+    if let Some(tracer) = &door.tracer {
+        tracer.flush(CLOSE_MAX);
     }
     Ok(())
 }

@@ -7,9 +7,12 @@ use super::dialect::{Dialect, Head};
 use super::errors::ApiError;
 use super::meter::Asked;
 use super::sse;
+use super::trace::Answering;
 use super::types::generation::Generation;
 use super::types::response::Tally;
+use crate::telemetry::Trace;
 use actix_web::HttpResponse;
+use std::sync::Arc;
 use tokenrouter_core::job::{Failure, Job};
 
 /// What is to be answered.
@@ -22,6 +25,8 @@ pub struct Answer<'a, D> {
     pub per_prompt: usize,
     /// The request's shared fields.
     pub generation: &'a Generation,
+    /// The request's span, if it is traced.
+    pub trace: Option<Trace>,
 }
 
 /// Runs the jobs and answers.
@@ -29,10 +34,12 @@ pub struct Answer<'a, D> {
 /// # Errors
 /// What the engine refuses or fails with before anything was sent.
 pub async fn answer<D: Dialect + 'static>(app: &App, plan: Answer<'_, D>) -> Result<HttpResponse, ApiError> {
-    let Answer { mut dialect, jobs, per_prompt, generation } = plan;
+    let Answer { mut dialect, jobs, per_prompt, generation, trace } = plan;
     let head = Head::new(D::ID_PREFIX, &generation.model);
     let (model, max_tokens) = (generation.model.as_str().into(), generation.stop.max_tokens);
-    let meter = app.metrics.request(Asked { model, n: generation.n, max_tokens });
+    let names = || Arc::clone(&app.model_names);
+    let trace = trace.map(|trace| Answering::new(trace, names(), (D::OPERATION, &head.id), (generation, &jobs)));
+    let meter = app.metrics.request(Asked { model, n: generation.n, max_tokens }, trace);
     let choices = match Choices::start(&*app.engine, jobs, &meter).await {
         Ok(choices) => choices,
         Err(Unanswered::Refused(refusal)) => return Err(refusal.into()),

@@ -13,7 +13,7 @@ use super::types::logprobs;
 use super::types::response::{AnswerMessage, ChatChoice, ChatChunkChoice, Delta, Ending};
 use super::types::response_format::{RESPONSE_FORMAT, SCHEMA, check_ends};
 use super::types::tools::{Calling, Tool};
-use super::{App, ChatTemplate, TemplateFacts};
+use super::{App, ChatTemplate, TemplateFacts, trace};
 use crate::text::tools::ToolDialect;
 use crate::text::{ChatInput, ModelText, NamedTokens};
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -32,6 +32,7 @@ pub async fn create(
     payload: web::Payload,
     app: web::Data<App>,
 ) -> Result<HttpResponse, ApiError> {
+    let trace = trace::of(&request);
     let body = read_json(&request, payload, app.limits.body_bytes).await?;
     let chat = ChatRequest::read(body, app.codec.vocab_size())?;
     let served = app.served(&chat.generation.model)?;
@@ -56,7 +57,7 @@ pub async fn create(
     let n = generation.n;
     let jobs = (0..n).map(|choice| generation.job(place, prompt.clone(), choice)).collect();
     let calls = calling.map(Calls::new);
-    let plan = Answer { dialect: Chat { detail, calls }, jobs, per_prompt: n as usize, generation: &generation };
+    let plan = Answer { dialect: Chat { detail, calls }, jobs, per_prompt: n as usize, generation: &generation, trace };
     answer(&app, plan).await
 }
 
@@ -124,6 +125,7 @@ impl Dialect for Chat {
     const WHOLE: &'static str = "chat.completion";
     const CHUNK: &'static str = "chat.completion.chunk";
     const ID_PREFIX: &'static str = "chatcmpl";
+    const OPERATION: &'static str = "chat";
 
     fn whole(&mut self, index: usize, outcome: Outcome) -> ChatChoice {
         let ending = Ending::from(&outcome.reason);

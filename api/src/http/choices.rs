@@ -62,7 +62,7 @@ impl Choices {
     /// # Errors
     /// The first refusal or failure; the other jobs are aborted.
     pub async fn start(engine: &dyn Engine, jobs: Vec<Job>, meter: &RequestMeter) -> Result<Self, Unanswered> {
-        let watches: Vec<Watch> = jobs.iter().map(|_| meter.watch()).collect();
+        let watches: Vec<Watch> = (0..jobs.len()).map(|index| meter.watch(index)).collect();
         let accepted = engine.submit_all(jobs).await;
         let mut streams = SelectAll::new();
         let mut prompt_tokens = Vec::new();

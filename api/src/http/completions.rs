@@ -1,6 +1,5 @@
 //! `POST /v1/completions`. Owner: the HTTP layer. Invariant: choice `p * n + i` is the `i`-th continuation of prompt `p`.
 
-use super::App;
 use super::answer::{Answer, answer};
 use super::body::read_json;
 use super::choices::Outcome;
@@ -11,6 +10,7 @@ use super::types::generation::JobPlace;
 use super::types::logprobs::{self, LegacyLogprobs, TextPosition};
 use super::types::response::{Ending, TextChoice};
 use super::types::response_format::SCHEMA;
+use super::{App, trace};
 use actix_web::{HttpRequest, HttpResponse, web};
 use std::iter::{repeat, repeat_n};
 use tokenrouter_core::job::{Job, Prompt, TokenReport};
@@ -28,6 +28,7 @@ pub async fn create(
     payload: web::Payload,
     app: web::Data<App>,
 ) -> Result<HttpResponse, ApiError> {
+    let trace = trace::of(&request);
     let body = read_json(&request, payload, app.limits.body_bytes).await?;
     let text = CompletionRequest::read(body, app.codec.vocab_size())?;
     let served = app.served(&text.generation.model)?;
@@ -50,7 +51,7 @@ pub async fn create(
     let jobs = prompts.into_iter().flat_map(of_prompt).collect();
     let detail = app.detail(text.logprobs.is_some(), &text.generation);
     let dialect = Text { tells_prompts: prompt_logprobs.is_some(), ..Text::new(detail, echoes) };
-    let plan = Answer { dialect, jobs, per_prompt: n as usize, generation: &text.generation };
+    let plan = Answer { dialect, jobs, per_prompt: n as usize, generation: &text.generation, trace };
     answer(&app, plan).await
 }
 
@@ -159,6 +160,7 @@ impl Dialect for Text {
     const WHOLE: &'static str = "text_completion";
     const CHUNK: &'static str = "text_completion";
     const ID_PREFIX: &'static str = "cmpl";
+    const OPERATION: &'static str = "text_completion";
 
     fn whole(&mut self, index: usize, outcome: Outcome) -> TextChoice {
         let echo = self.echoes.get_mut(index).map(std::mem::take).unwrap_or_default();

@@ -21,6 +21,8 @@ pub trait Dialect {
     const CHUNK: &'static str;
     /// What ids start with.
     const ID_PREFIX: &'static str;
+    /// `gen_ai.operation.name` in traces.
+    const OPERATION: &'static str;
 
     /// A whole choice.
     fn whole(&mut self, index: usize, outcome: Outcome) -> Self::Whole;

@@ -5,6 +5,7 @@
 use super::errors::ApiError;
 use super::exposition::Text;
 use super::{App, actor_metrics, engine_metrics, process_metrics};
+use crate::telemetry::Tracer;
 use actix_web::{HttpResponse, web};
 use serde_json::json;
 use std::time::Duration;
@@ -47,9 +48,19 @@ pub async fn metrics(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
     let (mut others, snapshot) = (Text::default(), app.engine.snapshot());
     engine_metrics::render(&mut others, &snapshot);
     actor_metrics::render(&mut others, &snapshot.models);
+    trace_counts(&mut others, app.tracer.as_ref().map(Tracer::counts).unwrap_or_default());
     process_metrics::render(&mut others);
     text.push_str(&others.finish());
     Ok(HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(text))
+}
+
+/// Spans that were sent to a collector, and spans that were lost.
+fn trace_counts(out: &mut Text, counts: [u64; 2]) {
+    let name = "tokenrouter:trace_spans_total";
+    out.family(name, "counter", "Spans of requests, by what became of them (sent, lost).");
+    for (outcome, count) in ["sent", "lost"].into_iter().zip(counts) {
+        out.line(name, &[("outcome", outcome)], count as f64);
+    }
 }
 
 /// The first model that has had work for `limit` and made no step meanwhile.

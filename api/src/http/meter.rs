@@ -4,6 +4,7 @@
 
 use super::latency::Latency;
 use super::metrics::Series;
+use super::trace::{Answering, Way};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ struct Measured {
     series: Arc<Series>,
     /// The same for the dashboard.
     latency: Arc<Latency>,
+    /// If it is traced.
+    trace: Option<Answering>,
     asked: Asked,
     started: Instant,
     /// Of the HTTP request, which is over for the log before its stream ends.
@@ -41,15 +44,23 @@ struct Measured {
 
 impl RequestMeter {
     /// It begins now.
-    pub fn new((series, latency): (Arc<Series>, Arc<Latency>), asked: Asked) -> Self {
+    pub fn new((series, latency): (Arc<Series>, Arc<Latency>), asked: Asked, trace: Option<Answering>) -> Self {
         let (accepted, longest) = (AtomicBool::new(false), AtomicU32::new(0));
         let (started, span) = (Instant::now(), Span::current());
-        RequestMeter(Arc::new(Measured { series, latency, asked, started, span, accepted, longest }))
+        RequestMeter(Arc::new(Measured { series, latency, trace, asked, started, span, accepted, longest }))
     }
 
     /// Starts to watch one of its choices.
-    pub fn watch(&self) -> Watch {
-        Watch { request: Arc::clone(&self.0), state: State::Submitted, first: None, last: self.0.started, tokens: 0 }
+    pub fn watch(&self, index: usize) -> Watch {
+        Watch {
+            request: Arc::clone(&self.0),
+            index,
+            way: Way::default(),
+            state: State::Submitted,
+            first: None,
+            last: self.0.started,
+            tokens: 0,
+        }
     }
 }
 
@@ -66,6 +77,8 @@ impl Drop for Measured {
 /// Measures one choice from its events; counts it as aborted if it is dropped before its end.
 pub struct Watch {
     request: Arc<Measured>,
+    index: usize,
+    way: Way,
     state: State,
     first: Option<Instant>,
     last: Instant,
@@ -91,6 +104,9 @@ impl Watch {
         let tokens = &self.request.series.tokens;
         tokens.prompt.with_label_values(&self.model()).inc_by(u64::from(prompt_tokens));
         tokens.prompt_each.with_label_values(&self.model()).observe(f64::from(prompt_tokens));
+        if let Some(trace) = &self.request.trace {
+            trace.accepted(prompt_tokens);
+        }
     }
 
     /// The engine did not take it.
@@ -114,12 +130,22 @@ impl Watch {
     pub fn event(&mut self, event: &Event) -> Duration {
         match event {
             Event::Prompt(_) => {}
-            Event::Delta { tokens, .. } => return self.committed(u32::try_from(tokens.len()).unwrap_or(u32::MAX)),
+            Event::Delta { tokens, .. } => {
+                if let Some(trace) = &self.request.trace {
+                    self.way.follow(trace, (self.index, tokens));
+                }
+                return self.committed(u32::try_from(tokens.len()).unwrap_or(u32::MAX));
+            }
             Event::Finished { reason, usage, queued } => {
                 self.used(usage, *queued);
                 self.end(reason.wire());
             }
-            Event::Failed(_) => self.end("error"),
+            Event::Failed(failure) => {
+                if let Some(trace) = &self.request.trace {
+                    trace.failed(&failure.to_string());
+                }
+                self.end("error");
+            }
         }
         Duration::ZERO
     }
@@ -149,7 +175,10 @@ impl Watch {
 
     /// What is known of a choice that ended well.
     fn used(&self, usage: &Usage, queued: Duration) {
-        let Measured { series, started, .. } = &*self.request;
+        let Measured { series, started, trace, .. } = &*self.request;
+        if let Some(trace) = trace {
+            trace.used(usage);
+        }
         let (label, [model]) = (self.model(), self.model());
         let computed = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
         series.tokens.cached.with_label_values(&label).inc_by(u64::from(usage.cached_tokens));
@@ -181,6 +210,9 @@ impl Watch {
         tracing::info!(parent: span, model, reason, tokens, ms, "choice ended");
         latency.end_to_end.observe(took);
         latency.ended(reason);
+        if let Some(trace) = &self.request.trace {
+            trace.ended(reason);
+        }
         series.latency.end_to_end.with_label_values(&label).observe(took.as_secs_f64());
         series.tokens.generated_each.with_label_values(&label).observe(f64::from(self.tokens));
         if let Some(max) = asked.max_tokens {
@@ -230,9 +262,9 @@ mod tests {
     #[test]
     fn each_choice_is_counted_once_whatever_becomes_of_it() {
         let metrics = Metrics::new(["m"]).unwrap();
-        let meter = metrics.request(asked());
+        let meter = metrics.request(asked(), None);
         for event in [Some(finished("stop")), Some(finished("length")), Some(Event::Failed(Failure::Stopped)), None] {
-            let mut watch = meter.watch();
+            let mut watch = meter.watch(0);
             watch.accepted(3);
             watch.event(&delta("ab"));
             watch.event(&delta("c"));
@@ -274,7 +306,7 @@ mod tests {
     #[test]
     fn parts_of_a_request_add_up() {
         let metrics = Metrics::new(["m"]).unwrap();
-        let mut watch = metrics.request(asked()).watch();
+        let mut watch = metrics.request(asked(), None).watch(0);
         watch.accepted(3);
         pass(20);
         watch.event(&delta("a"));
@@ -294,7 +326,7 @@ mod tests {
 
     #[test]
     fn tokens_that_come_together_share_their_time() {
-        let mut watch = Metrics::new(["m"]).unwrap().request(asked()).watch();
+        let mut watch = Metrics::new(["m"]).unwrap().request(asked(), None).watch(0);
         pass(8);
         let (four, none) = (watch.event(&delta("abcd")), watch.event(&delta("")));
         assert!((Duration::from_millis(2)..Duration::from_secs(60)).contains(&four), "{four:?}");
@@ -306,7 +338,7 @@ mod tests {
     #[test]
     fn a_refused_job_is_not_an_abort() {
         let metrics = Metrics::new(["m"]).unwrap();
-        metrics.request(asked()).watch().refused(&Refusal::Unavailable("stopping".to_owned()));
+        metrics.request(asked(), None).watch(0).refused(&Refusal::Unavailable("stopping".to_owned()));
         check(
             &metrics,
             &[

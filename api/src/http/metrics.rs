@@ -6,6 +6,8 @@
 
 use super::latency::Latencies;
 use super::meter::{Asked, RequestMeter};
+use super::trace::Answering;
+use crate::telemetry::{Trace, Value};
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, Result, TextEncoder,
 };
@@ -247,16 +249,16 @@ impl Metrics {
     }
 
     /// The meter of a request to generate.
-    pub fn request(&self, asked: Asked) -> RequestMeter {
+    pub fn request(&self, asked: Asked, trace: Option<Answering>) -> RequestMeter {
         let latency = self.latencies.of(&asked.model);
-        RequestMeter::new((Arc::clone(&self.series), latency), asked)
+        RequestMeter::new((Arc::clone(&self.series), latency), asked, trace)
     }
 
     /// Counts an HTTP request from now to the end of its answer. `route` is the pattern, never the path, so that labels stay
     /// few.
-    pub fn http_request(&self, method: &'static str, route: String) -> HttpMeter {
+    pub fn http_request(&self, method: &'static str, route: String, trace: Option<Trace>) -> HttpMeter {
         self.series.http.in_flight.inc();
-        HttpMeter { series: Arc::clone(&self.series), method, route, began: Instant::now(), answered: false }
+        HttpMeter { series: Arc::clone(&self.series), method, route, trace, began: Instant::now(), answered: false }
     }
 }
 
@@ -288,6 +290,7 @@ pub struct HttpMeter {
     series: Arc<Series>,
     method: &'static str,
     route: String,
+    trace: Option<Trace>,
     began: Instant,
     answered: bool,
 }
@@ -296,6 +299,12 @@ impl HttpMeter {
     /// Its answer begins.
     pub fn answered(&mut self, status: u16) {
         self.answered = true;
+        if let Some(trace) = &self.trace {
+            trace.set("http.response.status_code", Value::Int(status.into()));
+            if status >= 500 {
+                trace.fail(&status.to_string(), "the answer is an error");
+            }
+        }
         let status = status.to_string();
         self.series.http.requests.with_label_values(&[self.method, self.route.as_str(), status.as_str()]).inc();
     }

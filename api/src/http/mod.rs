@@ -38,9 +38,11 @@ mod sse;
 #[cfg(test)]
 pub(crate) mod testing;
 mod tokens;
+mod trace;
 pub mod types;
 mod version;
 
+use crate::telemetry::Tracer;
 use crate::text::tools::ToolDialect;
 use actix_web::dev::Server;
 use actix_web::{HttpRequest, HttpServer, middleware, web};
@@ -165,6 +167,7 @@ pub struct App {
     pub(crate) keys: Keys,
     pub(crate) started_unix: u64,
     pub(crate) reload: Option<Reload>,
+    pub(crate) tracer: Option<Tracer>,
 }
 
 impl App {
@@ -191,12 +194,18 @@ impl App {
             keys,
             started_unix,
             reload: None,
+            tracer: None,
         })
     }
 
     /// The same with `POST /admin/reload`.
     pub fn with_reload(self, reload: Reload) -> Self {
         App { reload: Some(reload), ..self }
+    }
+
+    /// The same with a span for each request to generate.
+    pub fn with_tracer(self, tracer: Option<Tracer>) -> Self {
+        App { tracer, ..self }
     }
 
     /// The same for clients that have one of these keys.

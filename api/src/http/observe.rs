@@ -1,8 +1,8 @@
 //! Around every request: its id, one log line, one count; gauges come down when its answer is sent or given up. Owner: the HTTP layer. Invariant: every response that a handler
 //! or a route makes carries `x-request-id`, the client's own if it sent a printable one.
 
-use super::App;
 use super::metrics::HttpMeter;
+use super::{App, trace};
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::Method;
@@ -28,7 +28,8 @@ pub async fn observe<B: MessageBody + 'static>(
     let method = method_label(request.method());
     let route = request.match_pattern().unwrap_or_else(|| "unknown".to_owned());
     let app = request.app_data::<web::Data<App>>();
-    let mut meter = app.map(|app| app.metrics.http_request(method, route));
+    let trace = app.and_then(|app| trace::begin(app, &request, (&route, id.to_str().unwrap_or_default())));
+    let mut meter = app.map(|app| app.metrics.http_request(method, route, trace));
     // What is logged on the way, and when an answer ends, says whose it is.
     let span = tracing::info_span!("http", request_id = id.to_str().unwrap_or_default());
     let mut response = next.call(request).instrument(span).await?;

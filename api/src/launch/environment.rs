@@ -2,6 +2,7 @@
 //! the server reads environment variables (a tidy test checks this).
 
 use crate::hub::HubSettings;
+use crate::telemetry::Settings;
 use hf_hub::Cache;
 use std::fmt;
 use std::path::PathBuf;
@@ -44,6 +45,8 @@ pub struct Environment {
     pub admin_key: Option<Secret>,
     /// OPENAI_API_KEY: the key that `bench serve` sends.
     pub openai_api_key: Option<Secret>,
+    /// OTEL_EXPORTER_OTLP_ENDPOINT and its kin: where traces go; an error when they ask for what cannot be done.
+    pub telemetry: Result<Option<Settings>, String>,
     /// TOKENROUTER_FAULTS is 1: a launch file may order faults.
     pub faults: bool,
     /// The routing algorithms of this program; more than the usual ones if it adds its own.
@@ -57,7 +60,7 @@ impl Environment {
     }
 
     fn of(variable: impl Fn(&str) -> Option<String>, home: Option<PathBuf>) -> Environment {
-        let variable = |name| variable(name).filter(|value: &String| !value.trim().is_empty());
+        let variable = |name: &str| variable(name).filter(|value: &String| !value.trim().is_empty());
         let user_cache = variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| home.map(|home| home.join(".cache")));
         let hub_home = variable("HF_HOME")
             .map(PathBuf::from)
@@ -76,6 +79,7 @@ impl Environment {
             api_keys: variable("TOKENROUTER_API_KEYS").map(Secret),
             admin_key: variable("TOKENROUTER_ADMIN_KEY").map(Secret),
             openai_api_key: variable("OPENAI_API_KEY").map(Secret),
+            telemetry: Settings::read(&variable),
             faults: variable("TOKENROUTER_FAULTS").is_some_and(|value| value == "1"),
             catalog: Catalog::default(),
         }

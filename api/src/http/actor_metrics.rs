@@ -1,7 +1,7 @@
 //! What is measured of actors, steps and ways, as Prometheus series: mailboxes and histograms. Owner: the instruments of each
 //! model; nothing is counted here. Invariant: every series of a model carries `model_name`, or both ends of a way.
 
-use super::exposition::{Cumulative, Text};
+use super::exposition::{Cumulative, Labels, Text};
 use tokenrouter_actors::board::Role;
 use tokenrouter_actors::histogram::Counts;
 use tokenrouter_actors::instruments::{InstrumentsSnapshot, STEP_TOKENS, StepKind};
@@ -68,7 +68,7 @@ pub fn render(out: &mut Text, models: &[ModelSnapshot]) {
 }
 
 fn mailboxes(out: &mut Text, models: &[ModelSnapshot]) {
-    let each = |then: &mut dyn FnMut(&[(&str, &str)], &MailboxSnapshot)| {
+    let each = |then: &mut dyn FnMut(Labels<'_>, &MailboxSnapshot)| {
         for model in models {
             for (role, mailbox) in Role::OF_A_MODEL.iter().zip(&model.instruments.mailboxes) {
                 then(&[("actor", role.name()), ("model_name", &model.name)], mailbox);

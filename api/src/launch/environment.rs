@@ -79,7 +79,7 @@ impl Environment {
             api_keys: variable("TOKENROUTER_API_KEYS").map(Secret),
             admin_key: variable("TOKENROUTER_ADMIN_KEY").map(Secret),
             openai_api_key: variable("OPENAI_API_KEY").map(Secret),
-            telemetry: Settings::read(&variable),
+            telemetry: Settings::read(variable),
             faults: variable("TOKENROUTER_FAULTS").is_some_and(|value| value == "1"),
             catalog: Catalog::default(),
         }

@@ -49,7 +49,7 @@ impl Parent {
 /// Lower-case hexadecimal digits.
 fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
     let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    if text.len() != 2 * N || !text.as_bytes().iter().all(|byte| is_digit(byte)) {
+    if text.len() != 2 * N || !text.as_bytes().iter().all(is_digit) {
         return None;
     }
     let mut out = [0; N];

@@ -55,7 +55,7 @@ const PASSED_MAX: u32 = 4;
 
 /// Who may step when models take turns. Invariant: `model_sync` has at most one turn out; `step_sync` offers a turn to
 /// all models at once, and none while one is out. A wish is forgotten only when a turn is offered, and no model is
-/// passed over more than [`PASSED_MAX`] times in a row for each other one.
+/// passed over more than `PASSED_MAX` times in a row for each other one.
 ///
 /// With one turn at a time the largest batch goes first: requests gather at the other models meanwhile, which makes
 /// their steps worth more, as a threshold of half the live requests would.

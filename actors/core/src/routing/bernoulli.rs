@@ -1,4 +1,4 @@
-//! `bernoulli`: reads no signal. After a step of model i control goes to j with probability P[i][j]; whether the
+//! `bernoulli`: reads no signal. After a step of model i control goes to j with probability `P[i][j]`; whether the
 //! candidate is kept is given per edge. For benches and scheduling tests, and as the null router of comparisons.
 //! Draws come from (request seed, position, model): the same request walks the same way at any load.
 

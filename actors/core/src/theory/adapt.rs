@@ -1,6 +1,6 @@
 //! Whether a table of thresholds is planned again, and whether it is adopted. Owner: the Planner. Invariant: the table in
 //! force gives way only to one that the throughput model, on what the models do now and at the numbers of live requests
-//! seen lately, puts ahead by more than [`GAIN_MIN`]; so a steady workload keeps its table.
+//! seen lately, puts ahead by more than `GAIN_MIN`; so a steady workload keeps its table.
 //!
 //! Looking is cheap and planning is not: [`Adaptation::look`] compares estimates with those that were planned for last,
 //! [`Work::run`] plans and may be done anywhere, [`Adaptation::finish`] decides.

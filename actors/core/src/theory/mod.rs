@@ -1,6 +1,6 @@
 //! Delayed batching in theory: from L(b), P and C to thresholds B*. Pure.
 //!
-//! [`system`] is the closed queueing system, [`space`] its states, [`chain`] and [`stationary`] the exact throughput,
+//! [`system`] is the closed queueing system, [`space`] its states, [`chain`] and `stationary` the exact throughput,
 //! [`simulate`] the same by simulation, [`shared`] where models slow each other down, [`decision`] a bound for all policies,
 //! [`search`] the best thresholds, [`observe`] the estimates from a running model, [`profile`] what was measured beforehand
 //! ([`latency`] of its steps) and [`measured`] what follows, [`table`] the thresholds for every N, [`adapt`] when they are

@@ -97,6 +97,9 @@ async fn the_document_says_what_happened() {
         assert_eq!((&json!(batches), &json!(rows)), (steps, &model["batching"]["rows"]), "{name}: batches");
         assert_eq!(model["steps"]["time"]["count"], *steps, "{name}: every step is timed");
         assert_eq!(model["batching"]["wait"]["count"], json!(rows), "{name}: every wait is counted");
+        let decode = &model["actors"][3]["snapshot"];
+        assert_eq!(decode["busy_seconds"], model["steps"]["busy_seconds"], "{name}: {decode}");
+        assert!(decode["began_ms"].as_f64() <= decode["last_step_ms"].as_f64(), "{name}: {decode}");
     }
     assert_eq!(tokens, 160);
     for (from, to) in [(0, 1), (1, 0)] {

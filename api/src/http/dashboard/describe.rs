@@ -159,11 +159,11 @@ fn actor(model: &ModelSnapshot, at: usize, role: Role) -> ActorState {
     };
     let last_of = |role| model.instruments.log.iter().rev().find(|entry| entry.role == role);
     let snapshot = match role {
-        Role::Subserver | Role::Planner => json(supervised),
-        Role::Client => json(&model.client),
-        Role::Batcher => json(&model.batcher),
-        Role::Decode => decode(model),
-        Role::InterModel => json(&model.inter_model),
+        Role::Subserver | Role::Planner => said(supervised),
+        Role::Client => said(&model.client),
+        Role::Batcher => said(&model.batcher),
+        Role::Decode => said(&model.decode),
+        Role::InterModel => said(&model.inter_model),
         Role::Executor => json(&executor(model)),
     };
     ActorState {
@@ -181,13 +181,21 @@ fn mailbox_state(mailbox: &MailboxSnapshot) -> MailboxState {
     MailboxState { depth: *depth, depth_max: *depth_max, messages: *messages, wait: wait.into() }
 }
 
-/// Without what is long and told elsewhere.
-fn decode(model: &ModelSnapshot) -> Value {
-    let mut said = json(&model.decode);
-    if let Some(said) = said.as_object_mut() {
-        said.remove("totals");
-    }
-    said
+/// What an actor says of itself with its units in the names, and without what is long and told elsewhere.
+fn said(snapshot: &impl Serialize) -> Value {
+    let Value::Object(said) = json(snapshot) else { return Value::Null };
+    let plain = |(name, value): (String, Value)| match (name.as_str(), &value) {
+        ("totals", _) => None,
+        ("began" | "last_step" | "oldest", Value::Number(nanos)) => {
+            Some((name + "_ms", (nanos.as_f64().unwrap_or(0.0) / 1e6).into()))
+        }
+        (_, Value::Object(parts)) if parts.len() == 2 && parts.contains_key("secs") => {
+            let part = |name: &str| parts.get(name).and_then(Value::as_f64).unwrap_or(0.0);
+            Some((name + "_seconds", (part("secs") + part("nanos") / 1e9).into()))
+        }
+        _ => Some((name, value)),
+    };
+    Value::Object(said.into_iter().filter_map(plain).collect())
 }
 
 /// An executor says nothing of itself while it works: this is what is known of it.

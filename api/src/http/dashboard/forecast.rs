@@ -2,6 +2,7 @@
 //! its own, one at a time and not often, so looking never waits and costs the serving next to nothing.
 
 use super::state::Prediction;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokenrouter_actors::runtime::RuntimeSnapshot;
@@ -10,6 +11,8 @@ use tokenrouter_core::theory::observe::Behaviour;
 
 /// Steps of a model before anything is concluded from them.
 const STEPS_MIN: f64 = 16.0;
+/// Looks that live requests are averaged over: one moment says little of a load of short requests.
+const LOOKS: usize = 10;
 /// Between two predictions, when the question is another one and when it is the same.
 const OTHER_AFTER: Duration = Duration::from_secs(2);
 const SAME_AFTER: Duration = Duration::from_secs(10);
@@ -20,6 +23,8 @@ pub struct Forecast(Arc<Mutex<Last>>);
 
 #[derive(Debug, Default)]
 struct Last {
+    /// Live requests at the latest looks.
+    lately: VecDeque<u32>,
     /// For so many live requests and these thresholds.
     question: Option<(u32, Vec<u32>)>,
     asked: Option<Instant>,
@@ -30,8 +35,9 @@ struct Last {
 impl Forecast {
     /// The prediction for now, or the last one before it; none while nobody is there or too little was learnt.
     pub fn look(&self, snapshot: &RuntimeSnapshot) -> Option<Prediction> {
-        let (live, thresholds, behaviours) = question(snapshot)?;
         let mut last = self.lock();
+        let live = last.live(snapshot)?;
+        let (thresholds, behaviours) = known(snapshot)?;
         let age = last.asked.map(|asked| asked.elapsed());
         let is_other = last.question.as_ref().is_none_or(|(n, b)| (*n, b) != (live, &thresholds));
         let is_due = age.is_none_or(|age| age >= if is_other { OTHER_AFTER } else { SAME_AFTER });
@@ -66,14 +72,26 @@ impl Forecast {
     }
 }
 
-/// Live routed requests, thresholds and what was learnt of each model.
-fn question(snapshot: &RuntimeSnapshot) -> Option<(u32, Vec<u32>, Vec<Behaviour>)> {
+impl Last {
+    /// Live routed requests as they were lately, on average; none when nobody was there.
+    fn live(&mut self, snapshot: &RuntimeSnapshot) -> Option<u32> {
+        if self.lately.len() == LOOKS {
+            self.lately.pop_front();
+        }
+        self.lately.push_back(snapshot.models.iter().map(|model| model.batcher.live).max().unwrap_or(0));
+        let there: Vec<u32> = self.lately.iter().copied().filter(|live| *live > 0).collect();
+        let mean = there.iter().sum::<u32>() as f64 / there.len() as f64;
+        (!there.is_empty()).then_some(mean.round() as u32).filter(|live| *live <= PLANNED_MAX)
+    }
+}
+
+/// Thresholds and what was learnt of each model.
+fn known(snapshot: &RuntimeSnapshot) -> Option<(Vec<u32>, Vec<Behaviour>)> {
     let models = &snapshot.models;
-    let live = models.iter().map(|model| model.batcher.live).max().filter(|live| (1..=PLANNED_MAX).contains(live))?;
     let learnt = |behaviour: &&Behaviour| behaviour.steps >= STEPS_MIN && !behaviour.seconds.is_empty();
     let behaviours: Option<Vec<Behaviour>> =
         models.iter().map(|model| Some(&*model.decode.behaviour).filter(learnt).cloned()).collect();
-    Some((live, models.iter().map(|model| model.batcher.threshold).collect(), behaviours?))
+    Some((models.iter().map(|model| model.batcher.threshold).collect(), behaviours?))
 }
 
 #[cfg(test)]
@@ -104,6 +122,9 @@ mod tests {
         };
         assert_eq!(found.live, 1);
         assert!((found.tokens_per_second - 100.0).abs() < 3.0, "one model of 10 ms: {found:?}");
-        assert_eq!(forecast.look(&RuntimeSnapshot::default()), None, "nobody is there");
+        let mut empty = snapshot(100.0);
+        empty.models[0].batcher.live = 0;
+        let later: Vec<_> = (0..=LOOKS).map(|_| forecast.look(&empty)).collect();
+        assert_eq!((later[0], later[LOOKS]), (Some(found), None), "it stays for a moment when nobody is there");
     }
 }

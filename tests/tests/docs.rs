@@ -2,6 +2,7 @@
 //! the program says. Owner: docs/, README.md. `UPDATE_DOCS=1` (`just docs`) writes the pages that are made.
 
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -69,6 +70,23 @@ fn metrics(text: &str) -> impl Iterator<Item = &str> {
     let word = |word: &'static str| move |text: &&str| text.starts_with(word);
     let (vllm, own) = (word("vllm:"), word("tokenrouter:"));
     words.filter(move |text| vllm(text) || own(text)).filter(|text| !text.ends_with('…'))
+}
+
+/// Variables of the environment that the program asks for are those that docs/reference/environment.md lists.
+#[test]
+fn the_environment_is_described() {
+    let page = fs::read_to_string(root().join("docs/reference/environment.md")).expect("the page is there");
+    let upper = |word: &&str| word.len() > 3 && word.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    let described: BTreeSet<&str> = page.split('`').skip(1).step_by(2).filter(upper).collect();
+    let read = |name: &str| {
+        let source = fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        source.split("#[cfg(test)]").next().unwrap_or_default().to_owned()
+    };
+    let sources = ["api/src/launch/environment.rs", "api/src/telemetry/settings.rs"].map(read).concat();
+    let asked: BTreeSet<&str> =
+        sources.split("variable(\"").skip(1).filter_map(|rest| rest.split('"').next()).filter(upper).collect();
+    assert!(asked.len() > 10, "{asked:?}");
+    assert_eq!(described, asked);
 }
 
 /// docs/metrics.md is held to a live server; the other pages are held to it.

@@ -26,7 +26,7 @@ await suite(async (browser) => {
   await once(process.stdin, "data");
   await page.waitForSelector("#banner:visible");
   const banner = await page.textContent("#banner");
-  check("the page says that the server is gone", /^Connection lost: .+ Trying again in /.test(banner), banner);
+  check("the page says that the server is gone", /^Connection lost: the server (does not answer|closed the connection)\. Trying again in /.test(banner), banner);
   check("the last state stays", (await page.locator("[data-actor]").count()) === 12);
   await accessible(page, "a page without its server");
   await screenshot(page, "desktop-lost", false);

@@ -22,6 +22,8 @@ export interface Spec {
   format: (value: number | null) => string;
   /** The top of the scale, if it is fixed. */
   top?: number;
+  /** Things that are counted: no halves on the scale. */
+  counts?: boolean;
   height?: number;
 }
 
@@ -31,6 +33,8 @@ export const DASHES: number[][] = [[], [7, 3], [2, 2], [8, 3, 2, 3]];
 const HEIGHT = 150;
 const RANGE_MIN = 60;
 const TABLE_ROWS = 12;
+/** Steps of a scale of counts: 1, 2, 5, 10, … */
+const COUNTS = Array.from({ length: 8 }, (_, power) => [1, 2, 5].map((step) => step * 10 ** power)).flat();
 const SYNC = "charts";
 
 /** Seconds of history that are shown. */
@@ -126,7 +130,7 @@ function options(store: Store, spec: Spec, width: number, show: (at: number | nu
         incrs: [10, 15, 20, 30, 60, 120, 300],
         space: 60,
       },
-      { ...axis, grid, size: 62, space: 36, values: (_, ticks) => ticks.map((tick) => spec.format(tick)) },
+      { ...axis, grid, size: 62, space: 36, ...(spec.counts ? { incrs: COUNTS } : {}), values: (_, ticks) => ticks.map((tick) => spec.format(tick)) },
     ],
     hooks: { setCursor: [(plot) => show(plot.cursor.idx)] },
   };
@@ -150,7 +154,7 @@ function table(store: Store, spec: Spec): { details: HTMLElement; refresh: () =>
     const rows = [];
     for (let at = store.times.length - 1; at >= 0 && rows.length < TABLE_ROWS; at -= step) {
       const ago = (now - (store.times[at] ?? now)) / 1000;
-      const cells = spec.lines.map((line) => h("td", {}, spec.format(store.series(line.key)[at] ?? null)));
+      const cells = spec.lines.map((line) => h("td", { class: "num" }, spec.format(store.series(line.key)[at] ?? null)));
       rows.push(h("tr", {}, h("th", { scope: "row" }, ago === 0 ? "now" : `${time(ago)} ago`), ...cells));
     }
     body.replaceChildren(...rows);

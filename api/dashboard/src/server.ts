@@ -64,7 +64,9 @@ export async function follow(listener: Listener): Promise<never> {
         await listener.key(error.message);
         continue;
       }
-      why = error instanceof Error ? error.message : String(error);
+      // What fetch() throws when nobody answers is told by each browser in its own words.
+      if (error instanceof TypeError) why = "the server does not answer";
+      else why = error instanceof Error ? error.message : String(error);
     }
     listener.lost(why, pause);
     await new Promise((resolve) => setTimeout(resolve, pause));

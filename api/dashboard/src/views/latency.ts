@@ -26,8 +26,8 @@ export function latencyView(store: Store): HTMLElement {
   const waits: Spec[] = LATENCIES.map((what) => ({ title: NAMES[what], lines: quantiles(what), format: time }));
   const memory: Spec[] = [
     { title: "KV pages in use", lines: perModel("kv"), format: percent, top: 1 },
-    { title: "Queue: requests waiting for a batch", lines: perModel("waiting"), format: short },
-    { title: "Pending: KV kept while another model goes on", lines: perModel("pending"), format: short },
+    { title: "Queue: requests waiting for a batch", lines: perModel("waiting"), format: short, counts: true },
+    { title: "Pending: KV kept while another model goes on", lines: perModel("pending"), format: short, counts: true },
   ];
   const charts = (specs: Spec[]) => h("div", { class: "columns" }, ...specs.map((spec) => chart(store, spec)));
   return h(

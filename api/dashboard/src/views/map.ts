@@ -1,6 +1,6 @@
 // The live map: every subserver with its actors, and what goes between them.
 
-import { ROLES, type Actor, type Role } from "../data.ts";
+import { ROLES, type Actor, type Model, type Role } from "../data.ts";
 import { DASHES, chart, type Line } from "../chart.ts";
 import { Scope, h, keyed, type Child } from "../dom.ts";
 import { chance, percent, rate, ratio, short, time, whole } from "../format.ts";
@@ -71,7 +71,7 @@ function actorMap(store: Store, selected: () => string | null): HTMLElement {
     model.hops.forEach((hop, at) => {
       const to = models.findIndex((other) => other.name === hop.to);
       if (to < 0 || to === from) return;
-      const p = () => modelAt(store, from).hops[at]?.p ?? null;
+      const p = () => measured(modelAt(store, from), hop.to);
       const hops = () => hopRate(store, from, at);
       const label = [h("b", {}, `${model.name} → ${hop.to}`), h("span", { "data-key": `hops:${from}:${to}` }, () => rate(hops(), "hops")), h("span", {}, () => `p = ${chance(p())}`)];
       between.push({ from: boxes[from]!, to: boxes[to]!, rate: hops, kind: modelClass(to), label });
@@ -80,6 +80,12 @@ function actorMap(store: Store, selected: () => string | null): HTMLElement {
   const map = h("div", { class: `map n${Math.min(models.length, 3)}` }, ...boxes);
   edges(map, between);
   return h("section", { class: "frame", "aria-label": "Actors" }, map);
+}
+
+/** How often control went there after a step; null before there was one. */
+function measured(model: Model, to: string | undefined): number | null {
+  const known = model.hops.some((hop) => hop.p > 0);
+  return known ? (model.hops.find((hop) => hop.to === to)?.p ?? null) : null;
 }
 
 /** Hops a second over the window. */
@@ -93,7 +99,7 @@ function subserver(store: Store, index: number, selected: () => string | null): 
   const model = () => modelAt(store, index);
   const { name, elsewhere } = model();
   const requests = () => model().requests;
-  const stay = () => model().hops.find((hop) => hop.to === name)?.p ?? null;
+  const stay = () => measured(model(), name);
   const kv = () => model().kv;
   const cells = new Map(model().actors.map((actor, at) => [actor.role, actorCell(store, [index, at], selected)]));
   const grid = h("div", { class: "actors" }, ...cells.values());
@@ -167,9 +173,9 @@ function charts(store: Store): HTMLElement {
   const specs = [
     { title: "Tokens a second", lines: lines("tokens", (name) => name), format: (value: number | null) => rate(value) },
     { title: "Hops a second", lines: lines("hops", (name) => `from ${name}`), format: (value: number | null) => rate(value) },
-    { title: "Requests live", lines: [{ key: "live", label: "all", colour: "--accent" }], format: short },
+    { title: "Requests live", lines: [{ key: "live", label: "all", colour: "--accent" }], format: short, counts: true },
   ];
-  return card("Last minutes", h("div", { class: "columns" }, ...specs.map((spec) => chart(store, spec))));
+  return card("Last minutes", h("div", { class: "columns narrow" }, ...specs.map((spec) => chart(store, spec))));
 }
 
 /** With more than two models the map alone is hard to read. */
@@ -182,7 +188,7 @@ function hopTable(store: Store): HTMLElement {
       {},
       h("th", { scope: "row" }, modelName(model.name, from)),
       ...model.hops.map((_, at) =>
-        h("td", { class: "num" }, () => `${chance(modelAt(store, from).hops[at]?.p)} · ${rate(hopRate(store, from, at))}`),
+        h("td", { class: "num" }, () => `${chance(measured(modelAt(store, from), models[at]?.name))} · ${rate(hopRate(store, from, at))}`),
       ),
     ),
   );

@@ -12,8 +12,8 @@ export function panel(store: Store, index: number, role: Role): HTMLElement {
   const { name } = modelAt(store, index);
   const actor = () => modelAt(store, index).actors.find((actor) => actor.role === role);
   const key = actorKey(name, role);
-  const one = (title: string, what: string, format: (value: number | null) => string) =>
-    chart(store, { title, lines: [{ key: `${key}/${what}`, label: "now", colour: "--accent" }], format, height: 110 });
+  const one = (title: string, what: string, format: (value: number | null) => string, counts = false) =>
+    chart(store, { title, lines: [{ key: `${key}/${what}`, label: "now", colour: "--accent" }], format, counts, height: 110 });
   const heading = h("h2", { id: "panel-title", tabindex: -1 }, `${ROLES[role]} of `, modelName(name, index));
   return h(
     "aside",
@@ -28,7 +28,7 @@ export function panel(store: Store, index: number, role: Role): HTMLElement {
     ]),
     h("p", { class: "error", hidden: () => !actor()?.last_error }, () => `last error: ${actor()?.last_error ?? ""}`),
     one("Messages", "messages", (value) => rate(value)),
-    one("Mailbox depth", "depth", short),
+    one("Mailbox depth", "depth", short, true),
     one("Wait in the mailbox, p99", "wait", time),
     h("h3", {}, "Snapshot"),
     snapshot(() => actor()?.snapshot ?? {}),

@@ -4,6 +4,7 @@
 //! every request of the simulated pair hops.
 
 use crate::scripted::{self, Scripted, Voice};
+use crate::series::value;
 use crate::world::Words;
 use actix_rt::System;
 use std::net::SocketAddr;
@@ -330,18 +331,7 @@ impl Server {
         socket.write_all(request.as_bytes()).await.expect("the request is sent");
         let mut text = String::new();
         socket.read_to_string(&mut text).await.expect("an answer");
-        let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
-        let wanted: Vec<&str> = labels.trim_end_matches('}').split_inclusive("\",").collect();
-        let value = |line: &'_ str| -> Option<f64> {
-            let (labels, value) = line.strip_prefix(name)?.rsplit_once(' ')?;
-            let labels = format!("{},", labels.trim_matches(['{', '}']));
-            let fits = line[name.len()..].starts_with(['{', ' '])
-                && wanted.iter().all(|label| labels.contains(&format!("{},", label.trim_end_matches(','))));
-            fits.then(|| value.parse().expect("a number"))
-        };
-        let found: Vec<f64> = text.lines().filter_map(value).collect();
-        assert_eq!(found.len(), 1, "{series} in\n{text}");
-        found[0]
+        value(&text, series)
     }
 
     /// Ends the server.

@@ -8,5 +8,6 @@ pub mod http_server;
 pub mod processes;
 pub mod raw_client;
 pub mod scripted;
+pub mod series;
 pub mod soak;
 pub mod world;

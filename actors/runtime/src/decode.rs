@@ -2,6 +2,7 @@
 //! at most one step is with the executor; every request of a batch leaves as exactly one of stay, hop, finish, failure
 //! or deferral.
 
+mod rows;
 mod watch;
 
 use crate::board::{DecodeSnapshot, Role, Snapshot};
@@ -14,10 +15,11 @@ use crate::messages::{
 };
 use crate::place::Place;
 use actix::prelude::*;
+use rows::{kind, prefills, way};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokenrouter_core::executor::{Drawn, ExecutorError, Row, RowOutput, Step, StepOutput};
+use tokenrouter_core::executor::{Drawn, ExecutorError, RowOutput, Step, StepOutput};
 use tokenrouter_core::ids::{ModelIdx, RequestId, Time};
 use tokenrouter_core::job::{Failure, Target};
 use tokenrouter_core::peer::PeerFrame;
@@ -124,12 +126,9 @@ impl Decode {
 
     /// Of requests that entered here, the first step is one with tokens of the prompt.
     fn tell_began(&self, step: &Step, running: &[Running]) {
-        let is_prompt = |running: &Running, row: &Row| {
-            let spec = running.spec();
-            spec.home == self.place.me && row.start < spec.prompt_len && !running.is_ahead()
-        };
-        let rows = running.iter().zip(&step.rows).filter(|(running, row)| is_prompt(running, row));
-        let ids: Vec<RequestId> = rows.map(|(running, _)| running.id()).collect();
+        let rows = step.rows.iter().zip(running).filter(|row| prefills(*row)).map(|(_, running)| running);
+        let entered = rows.filter(|running| running.spec().home == self.place.me && !running.is_ahead());
+        let ids: Vec<RequestId> = entered.map(Running::id).collect();
         if !ids.is_empty() {
             self.place.post(&self.place.children.client, Began(ids, self.said.began));
         }
@@ -315,27 +314,6 @@ impl Decode {
         self.said.running = self.running.len() as u32;
         self.said.is_lost = self.lost.is_some();
         self.place.board.post(self.place.me, Role::Decode, Snapshot::Decode(self.said.clone()));
-    }
-}
-
-/// What the rows of a step consume.
-fn kind(step: &Step, running: &[Running]) -> StepKind {
-    let prefills = |(row, running): (&Row, &Running)| row.start < running.spec().prompt_len;
-    if step.rows.iter().zip(running).any(prefills) {
-        StepKind::Prefill
-    } else if step.rows.iter().any(|row| row.tokens.len() > 1) {
-        StepKind::Extend
-    } else {
-        StepKind::Decode
-    }
-}
-
-/// The model that goes on, itself included; none when the request has ended.
-fn way(me: ModelIdx, next: &Settled) -> Option<ModelIdx> {
-    match next {
-        Settled::Stay(_) => Some(me),
-        Settled::Leave(_, request) => Some(request.to),
-        Settled::Done(_) | Settled::Failed(..) => None,
     }
 }
 

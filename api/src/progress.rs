@@ -25,6 +25,12 @@ impl Progress {
         Progress { bars: MultiProgress::with_draw_target(ProgressDrawTarget::hidden()) }
     }
 
+    /// Takes all bars away.
+    pub fn clear(&self) {
+        // A terminal that is gone shows no bars.
+        let _ = self.bars.clear();
+    }
+
     /// A bar of `total` bytes with speed and time left.
     pub fn bytes(&self, label: &str, total: u64) -> ProgressBar {
         self.bar((label, total), BYTES)

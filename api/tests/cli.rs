@@ -61,8 +61,8 @@ fn generate_colours_without_changing_the_text() {
         out
     };
     let (plain, painted) = (line("never"), line("always"));
-    assert!(painted.contains("\x1b[1;35m") && !plain.contains('\x1b'));
-    assert_eq!(painted.replace("\x1b[1;35m", "").replace("\x1b[0m", ""), plain);
+    assert!(painted.contains("\x1b[1;38;5;163m") && !plain.contains('\x1b'));
+    assert_eq!(painted.replace("\x1b[1;38;5;163m", "").replace("\x1b[0m", ""), plain);
     assert_eq!(line("auto"), plain, "stdout is no terminal here");
 }
 
@@ -241,7 +241,7 @@ fn a_port_that_is_taken_is_named() {
 fn serve_answers_and_stops_on_a_signal() {
     let folder = Folder::new();
     let serving = Serving::start(program(&folder, &["--log-format", "json"]));
-    assert!(serving.banner.contains("router   demo  r_stitch"), "{}", serving.banner);
+    assert!(serving.banner.contains("router    demo  r_stitch"), "{}", serving.banner);
     let (status, body) = serving.ask("GET", "/health", "");
     assert_eq!(status, 200, "{body}");
     assert_eq!(serving.stop(), 0);

@@ -191,7 +191,7 @@ fn tls_serves_and_takes_a_new_certificate_without_a_stop() {
     install("first");
     let config = launch(&folder, "[server.tls]\ncert = \"cert.pem\"\nkey = \"key.pem\"");
     let serving = Serving::start(program(&folder, &["--config", &config]));
-    assert!(serving.banner.contains("serving  https://127.0.0.1:"), "{}", serving.banner);
+    assert!(serving.banner.contains("serving   https://127.0.0.1:"), "{}", serving.banner);
     assert_eq!(ask_securely(&serving.address, "first.cert.pem").expect("an answer"), 200);
     assert!(ask_securely(&serving.address, "second.cert.pem").is_err(), "another certificate is not trusted");
     assert!(!plain(&serving.address), "plain HTTP is not answered");

@@ -46,6 +46,7 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     }
     actix_rt::System::new().block_on(async {
         let runtime = loaded.start()?;
+        context.interrupts.are_mine();
         let talk = Talking {
             loaded: &loaded,
             served,

@@ -3,7 +3,8 @@
 
 use super::logs::{self, Talk};
 use super::{CliError, Context};
-use crate::launch::{self, Downloads, LaunchError, Plan};
+use crate::launch::{self, Downloads, LaunchError, Plan, PlannedModel};
+use serde_json::{Value, json};
 use std::io::{self, Write};
 use tokenrouter_config::Bytes;
 
@@ -13,6 +14,9 @@ pub struct Args {
     /// Print the JSON Schema of launch files, for editors, and check nothing
     #[arg(long, conflicts_with = "config")]
     schema: bool,
+    /// Print one JSON object: launch_file (as TOML), models, missing
+    #[arg(long, conflicts_with = "schema")]
+    pub json: bool,
 }
 
 /// Runs the command.
@@ -34,17 +38,41 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
         .filter(|(_, path)| path.is_none())
         .map(|(model, _)| model.name.clone())
         .collect();
-    let text = if missing.is_empty() {
+    let (toml, plan) = if missing.is_empty() {
         let plan = Plan::new(file, paths.into_iter().flatten().collect(), context.environment.catalog)?;
-        format!("{}{}", plan.file.to_toml(), facts(&plan))
+        (plan.file.to_toml(), Some(plan))
     } else {
-        file.to_toml()
+        (file.to_toml(), None)
     };
-    io::stdout().write_all(text.as_bytes())?;
-    if !missing.is_empty() {
+    if args.json {
+        let models: Vec<Value> = plan.iter().flat_map(models).collect();
+        writeln!(io::stdout(), "{}", json!({ "launch_file": toml, "models": models, "missing": missing }))?;
+        return Ok(());
+    }
+    let facts = plan.as_ref().map(facts).unwrap_or_default();
+    io::stdout().write_all(format!("{toml}{facts}").as_bytes())?;
+    if !missing.is_empty() && !context.common.quiet {
         eprintln!("note: not downloaded yet: {}; model files are checked when they are served", missing.join(", "));
     }
     Ok(())
+}
+
+/// What the model files say.
+fn models(plan: &Plan) -> Vec<Value> {
+    let model = |model: &PlannedModel| {
+        let (limits, config) = (model.limits, &model.inspection.config);
+        json!({
+            "name": model.name,
+            "architecture": config.architecture.to_string(),
+            "layers": config.layers,
+            "hidden": config.hidden,
+            "weight_bytes": model.inspection.weight_bytes,
+            "context_length": limits.context_len,
+            "kv_tokens": u64::from(limits.pages) * tokenrouter_core::executor::PAGE_TOKENS as u64,
+            "vocabulary": model.inspection.tokens.len,
+        })
+    };
+    plan.models.iter().map(model).collect()
 }
 
 /// What the model files say, as comments below the launch file.

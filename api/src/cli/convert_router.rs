@@ -1,7 +1,8 @@
 //! `tokenrouter convert-router`: a published router checkpoint becomes a folder that a launch file can name. Owner: the
 //! process. Invariant: nothing in the checkpoint is executed, and nothing is written unless all of it is understood.
 
-use super::CliError;
+use super::{CliError, Context};
+use serde_json::json;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use tokenrouter_gpu::heads::{self, Conversion, HeadConfig};
@@ -18,14 +19,22 @@ pub struct Args {
     /// Width of the small model's hidden rows, to be compared with the checkpoint's
     #[arg(long, value_name = "N")]
     hidden_size: Option<usize>,
+    /// Print one JSON object: head, weights, notes
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<(), CliError> {
+pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     let conversion = heads::convert(&args.input, &args.output, args.hidden_size)
         .map_err(|error| CliError::Usage(error.to_string()))?;
+    let Conversion { config, parameters, notes } = &conversion;
+    if args.json {
+        writeln!(io::stdout(), "{}", json!({ "head": config, "weights": parameters, "notes": notes }))?;
+        return Ok(());
+    }
     io::stdout().write_all(found(&conversion).as_bytes())?;
-    for note in &conversion.notes {
+    for note in notes.iter().filter(|_| !context.common.quiet) {
         eprintln!("note: {note}");
     }
     Ok(())

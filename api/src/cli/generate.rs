@@ -4,11 +4,13 @@ use super::logs::{self, Talk};
 use super::options::{self, Color, Generation};
 use super::paint::{Painter, painted};
 use super::run::{self, Outcome};
-use super::{CliError, Context};
+use super::transcript::{Run, Transcript};
+use super::{CliError, Context, files};
 use crate::http::types::chat::{Message, Role};
 use crate::launch::{self, Loaded};
 use serde_json::{Value as Json, json};
 use std::io::{self, Read, Write};
+use std::path::PathBuf;
 use std::time::Instant;
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::{Job, Prompt, StopRules};
@@ -32,6 +34,9 @@ pub struct Args {
     /// Colour the text by model
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     color: Color,
+    /// Write the answer as a picture, coloured by model, for pages that show no terminals
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -52,7 +57,7 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     let served = launch::served(&loaded);
     let served = options::served(&served, args.generation.model.as_deref())?;
     let job = Job {
-        prompt: prompt(args, served, text)?,
+        prompt: prompt(args, served, text.clone())?,
         target: served.target,
         routing: None,
         sampling: args.generation.sampling(served.defaults),
@@ -83,6 +88,9 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
         runtime.drain(std::time::Duration::ZERO).await;
         outcome
     })?;
+    if let Some(file) = &args.svg {
+        files::write(file, picture((args, &text), &outcome, &loaded).as_bytes(), "--svg")?;
+    }
     if args.json {
         let mut object = describe(&outcome, &loaded.names());
         object["model"] = json!(served.id);
@@ -137,14 +145,38 @@ fn describe(outcome: &Outcome, names: &[String]) -> Json {
     })
 }
 
+/// The models, by index, with what each wrote.
+fn writers(outcome: &Outcome, loaded: &Loaded) -> impl Iterator<Item = (ModelIdx, String, u32)> {
+    let counted = loaded.names().into_iter().zip(outcome.usage.by_model.clone()).enumerate();
+    counted.map(|(index, (name, count))| (ModelIdx(index as u8), name, count))
+}
+
+/// The answer as it looks on a terminal; without times, so that the same answer is the same picture.
+fn picture((args, asked): (&Args, &str), outcome: &Outcome, loaded: &Loaded) -> String {
+    let codec = loaded.codec();
+    let runs = Painter::new(true).runs(&outcome.text, &outcome.tokens, codec.as_ref());
+    let total = outcome.usage.completion_tokens.max(1);
+    let part = |(model, name, count): (ModelIdx, String, u32)| -> Run {
+        (model, format!("{name} {count} ({:.0} %)", 100.0 * f64::from(count) / f64::from(total)))
+    };
+    let parts: Vec<Run> = writers(outcome, loaded).map(part).collect();
+    let typed = if args.raw { "tokenrouter generate --raw" } else { "tokenrouter generate" };
+    Transcript {
+        asked: &format!("{typed} \"{asked}\""),
+        runs: &runs,
+        parts: &parts,
+        rest: &format!("{} hops", outcome.usage.hops),
+    }
+    .svg()
+}
+
 /// Who wrote how much, how often it moved, how fast it was: one line.
 pub fn summary(outcome: &Outcome, loaded: &Loaded, color: bool) -> String {
     let total = outcome.usage.completion_tokens.max(1);
-    let shares = loaded.names().into_iter().zip(&outcome.usage.by_model).enumerate().map(|(index, (name, count))| {
-        let share = 100.0 * f64::from(*count) / f64::from(total);
-        format!("{} {count} ({share:.0} %)", painted(&name, ModelIdx(index as u8), color))
-    });
-    let shares: Vec<String> = shares.collect();
+    let share = |count: u32| format!("{count} ({:.0} %)", 100.0 * f64::from(count) / f64::from(total));
+    let shares = writers(outcome, loaded);
+    let shares: Vec<String> =
+        shares.map(|(model, name, count)| format!("{} {}", painted(&name, model, color), share(count))).collect();
     format!(
         "{} · {} hops · {} prompt tokens · first token {:.0} ms · {:.0} tokens/s",
         shares.join(" · "),

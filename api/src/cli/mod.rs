@@ -4,12 +4,14 @@
 mod bench;
 mod chat;
 mod check;
+mod completions;
 mod convert_router;
 mod counted;
 mod drawing;
 mod eval;
 mod files;
 mod generate;
+mod interrupt;
 mod label;
 mod logs;
 mod options;
@@ -21,10 +23,12 @@ mod serve;
 mod sweep;
 mod synth_model;
 mod train_router;
+mod transcript;
 
 use crate::launch::{Environment, LaunchError};
 use crate::progress::Progress;
 use clap::{CommandFactory, Parser, Subcommand};
+use interrupt::Interrupts;
 use options::Common;
 use std::ffi::OsString;
 use std::io;
@@ -70,6 +74,8 @@ enum Command {
     Bench(bench::Args),
     /// Turn a published router checkpoint into a folder for `router.params.head`
     ConvertRouter(convert_router::Args),
+    /// Print a script that lets a shell complete commands and options
+    Completions(completions::Args),
 }
 
 /// The whole command line, for those who document it.
@@ -124,6 +130,7 @@ struct Context {
     common: Common,
     environment: Environment,
     progress: Progress,
+    interrupts: Interrupts,
 }
 
 /// Runs a command line, program name included.
@@ -143,23 +150,10 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, catalog: Catalog)
     };
     let quiet = cli.common.quiet || cli.command.wants_json();
     let progress = if quiet { Progress::hidden() } else { Progress::on_terminal() };
-    let context = Context { common: cli.common, environment: Environment { catalog, ..Environment::read() }, progress };
-    let result = match cli.command {
-        Command::Serve(args) => serve::run(&context, &args),
-        Command::Generate(args) => generate::run(&context, &args),
-        Command::Chat(args) => chat::run(&context, &args),
-        Command::Check(args) => check::run(&context, &args),
-        Command::Eval(args) => eval::run(&context, &args),
-        Command::Sweep(args) => sweep::run(&context, &args),
-        Command::Label(args) => label::run(&context, &args),
-        Command::TrainRouter(args) => train_router::run(&context, &args),
-        Command::Plan(args) => plan::run(&context, &args),
-        Command::Profile(args) => profile::run(&context, &args),
-        Command::SynthModel(args) => synth_model::run(&context, &args),
-        Command::Bench(args) => bench::run(&context, &args),
-        Command::ConvertRouter(args) => convert_router::run(&args),
-    };
-    match result {
+    let environment = Environment { catalog, ..Environment::read() };
+    let context = Context { common: cli.common, environment, progress, interrupts: Interrupts::default() };
+    let watched = (context.interrupts.clone(), context.progress.clone(), !context.environment.no_color);
+    match interrupt::guard(watched, move || cli.command.run(&context)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let code = error.exit_code();
@@ -172,6 +166,25 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, catalog: Catalog)
 }
 
 impl Command {
+    fn run(&self, context: &Context) -> Result<(), CliError> {
+        match self {
+            Command::Serve(args) => serve::run(context, args),
+            Command::Generate(args) => generate::run(context, args),
+            Command::Chat(args) => chat::run(context, args),
+            Command::Check(args) => check::run(context, args),
+            Command::Eval(args) => eval::run(context, args),
+            Command::Sweep(args) => sweep::run(context, args),
+            Command::Label(args) => label::run(context, args),
+            Command::TrainRouter(args) => train_router::run(context, args),
+            Command::Plan(args) => plan::run(context, args),
+            Command::Profile(args) => profile::run(context, args),
+            Command::SynthModel(args) => synth_model::run(context, args),
+            Command::Bench(args) => bench::run(context, args),
+            Command::ConvertRouter(args) => convert_router::run(context, args),
+            Command::Completions(args) => completions::run(args),
+        }
+    }
+
     fn wants_json(&self) -> bool {
         match self {
             Command::Generate(args) => args.json,
@@ -182,11 +195,10 @@ impl Command {
             Command::Bench(args) => args.wants_json(),
             Command::Sweep(args) => args.json,
             Command::TrainRouter(args) => args.json,
-            Command::Serve(_)
-            | Command::Chat(_)
-            | Command::Check(_)
-            | Command::ConvertRouter(_)
-            | Command::SynthModel(_) => false,
+            Command::Check(args) => args.json,
+            Command::ConvertRouter(args) => args.json,
+            Command::SynthModel(args) => args.json,
+            Command::Serve(_) | Command::Chat(_) | Command::Completions(_) => false,
         }
     }
 }

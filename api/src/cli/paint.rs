@@ -6,23 +6,34 @@ use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::TokenReport;
 use tokenrouter_core::text::TextCodec;
 
-/// One ANSI style per model: the entry model plain, so that what others wrote stands out.
-const STYLES: [&str; 6] = ["", "1;35", "1;33", "1;36", "1;32", "1;34"];
+/// A colour per model after the entry model, which stays plain so that what others wrote stands out. The numbers are those
+/// of the 256 colours that every terminal has in common: unlike the first 16, which follow the user's theme and are made for
+/// one background, these have enough contrast with white and with black (a test computes it).
+const COLORS: [u8; 5] = [163, 130, 29, 63, 30];
 
-fn style(model: ModelIdx) -> &'static str {
-    STYLES[model.index() % STYLES.len()]
+fn color_of(model: ModelIdx) -> Option<u8> {
+    let others = model.index().checked_sub(1)?;
+    // With more models than colours the entry model's plainness is not used again.
+    Some(COLORS[others % COLORS.len()])
+}
+
+/// Red, green and blue of a model's colour; none for the entry model.
+pub fn rgb(model: ModelIdx) -> Option<(u8, u8, u8)> {
+    // Colours 16 to 231 are a cube of six steps a side.
+    let place = color_of(model)?.checked_sub(16)?;
+    let level = |step: u8| if step == 0 { 0 } else { 55 + 40 * step };
+    Some((level(place / 36), level(place / 6 % 6), level(place % 6)))
 }
 
 /// A word in a model's colour.
 pub fn painted(text: &str, model: ModelIdx, color: bool) -> String {
-    match style(model) {
-        "" => text.to_owned(),
-        _ if !color => text.to_owned(),
-        style => format!("\x1b[{style}m{text}\x1b[0m"),
+    match color_of(model).filter(|_| color && !text.is_empty()) {
+        None => text.to_owned(),
+        Some(number) => format!("\x1b[1;38;5;{number}m{text}\x1b[0m"),
     }
 }
 
-/// Follows an answer and colours its text.
+/// Follows an answer and says who wrote its text.
 #[derive(Debug)]
 pub struct Painter {
     color: bool,
@@ -42,6 +53,11 @@ impl Painter {
         if !self.color {
             return text.to_owned();
         }
+        self.runs(text, tokens, codec).iter().map(|(model, run)| painted(run, *model, true)).collect()
+    }
+
+    /// The text of an event, cut where the writer changes.
+    pub fn runs(&mut self, text: &str, tokens: &[TokenReport], codec: &dyn TextCodec) -> Vec<(ModelIdx, String)> {
         for token in tokens {
             let shown = if codec.is_special(token.id) { None } else { codec.token_bytes(token.id) };
             let mut length = shown.map_or(0, <[u8]>::len);
@@ -52,21 +68,15 @@ impl Painter {
             }
             self.ahead.push_back((token.model, length));
         }
-        let mut out = String::new();
-        let mut last = None;
+        let mut runs: Vec<(ModelIdx, String)> = Vec::new();
         for character in text.chars() {
             let model = self.take(character.len_utf8());
-            if last != Some(model) {
-                out.push_str(if last.is_some_and(|last| !style(last).is_empty()) { "\x1b[0m" } else { "" });
-                if !style(model).is_empty() {
-                    out.push_str(&format!("\x1b[{}m", style(model)));
-                }
-                last = Some(model);
+            match runs.last_mut() {
+                Some((last, run)) if *last == model => run.push(character),
+                _ => runs.push((model, character.to_string())),
             }
-            out.push(character);
         }
-        out.push_str(if last.is_some_and(|last| !style(last).is_empty()) { "\x1b[0m" } else { "" });
-        out
+        runs
     }
 
     /// Who wrote the next character of so many bytes: whoever wrote its last byte.
@@ -127,7 +137,7 @@ mod tests {
         assert_eq!(painter.paint("one", &[report(1, 0)], &codec), "one");
         assert_eq!(painter.paint("", &[report(2, 1), report(3, 0)], &codec), "");
         let rest = painter.paint(" 4€!", &[report(4, 1), report(5, 0), report(0, 1)], &codec);
-        assert_eq!(rest, "\x1b[1;35m 4€\x1b[0m!");
+        assert_eq!(rest, "\x1b[1;38;5;163m 4€\x1b[0m!");
     }
 
     #[test]
@@ -135,7 +145,25 @@ mod tests {
         let codec = Pieces(&[b"<end>", b"a"]);
         assert_eq!(Painter::new(false).paint("a", &[report(1, 1)], &codec), "a");
         assert_eq!(painted("large", ModelIdx(1), false), "large");
-        assert_eq!(painted("large", ModelIdx(1), true), "\x1b[1;35mlarge\x1b[0m");
+        assert_eq!(painted("large", ModelIdx(1), true), "\x1b[1;38;5;163mlarge\x1b[0m");
         assert_eq!(painted("small", ModelIdx(0), true), "small");
+    }
+    /// Contrast as WCAG 2 defines it; 4.5 is asked of small text, 3 of bold text.
+    #[test]
+    fn colours_are_legible_on_white_and_on_black() {
+        let linear = |value: u8| match f64::from(value) / 255.0 {
+            small if small <= 0.04045 => small / 12.92,
+            value => ((value + 0.055) / 1.055).powf(2.4),
+        };
+        let mut seen = Vec::new();
+        for index in 1..=COLORS.len() {
+            let (r, g, b) = rgb(ModelIdx(index as u8)).expect("a colour");
+            let luminance = 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+            let (on_white, on_black) = (1.05 / (luminance + 0.05), (luminance + 0.05) / 0.05);
+            assert!(on_white >= 4.3 && on_black >= 4.3, "{index}: {on_white:.2} and {on_black:.2}");
+            assert!(!seen.contains(&(r, g, b)), "models can be told apart");
+            seen.push((r, g, b));
+        }
+        assert_eq!((rgb(ModelIdx(0)), rgb(ModelIdx(1))), (None, Some((215, 0, 175))));
     }
 }

@@ -133,10 +133,11 @@ async fn serve(
     // Before anybody is told that the server is there: a signal that comes at once is no sudden death.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let mut hangup = signal(SignalKind::hangup())?;
+    context.interrupts.are_mine();
     let (server, bound) = door.open(app, &listen)?;
     let door = Arc::new(door);
     if !context.common.quiet {
-        io::stdout().write_all(banner(loaded, &bound).as_bytes())?;
+        io::stdout().write_all(banner((loaded, &runtime), &bound).as_bytes())?;
         io::stdout().flush()?;
     }
     let handle = server.handle();
@@ -197,15 +198,15 @@ fn reload(reloader: &Reloader) -> Result<String, String> {
     }
 }
 
-/// What is served, in a few aligned lines; the last one is the address.
-fn banner(loaded: &Loaded, bound: &[SocketAddr]) -> String {
+/// What is served, in a few aligned lines; the last ones are the addresses, for a program the last of all.
+fn banner((loaded, runtime): (&Loaded, &Runtime), bound: &[SocketAddr]) -> String {
     let width = loaded.members.iter().map(|member| member.name.len()).max().unwrap_or(0);
     let mut text = format!("tokenrouter {}\n", env!("CARGO_PKG_VERSION"));
     for member in &loaded.members {
         let (info, limits) = (member.model.info(), member.model.limits());
         let kv_tokens = u64::from(limits.pages) * PAGE_TOKENS as u64;
         text.push_str(&format!(
-            "model    {:width$}  {} {}  weights {}  context {}  KV {} tokens ({})\n",
+            "model     {:width$}  {} {}  weights {}  context {}  KV {} tokens ({})\n",
             member.name,
             info.architecture,
             parameters(info.parameters),
@@ -217,22 +218,22 @@ fn banner(loaded: &Loaded, bound: &[SocketAddr]) -> String {
     }
     let router = &loaded.file.router;
     let params: Vec<String> = router.params.iter().map(|(name, value)| format!("  {name} {value}")).collect();
-    text.push_str(&format!("router   {}  {}{}\n", router.name, router.algorithm, params.concat()));
-    let batching = &loaded.file.batching;
-    let policy = match batching.policy {
-        tokenrouter_config::Policy::Fixed => {
-            let one = |name: &String| format!("{name} {}", batching.thresholds.get(name).copied().unwrap_or(1));
-            format!("fixed  {}", router.models.iter().map(one).collect::<Vec<_>>().join("  "))
-        }
-        other => other.name().to_owned(),
-    };
+    text.push_str(&format!("router    {}  {}{}\n", router.name, router.algorithm, params.concat()));
+    let (batching, live_max) = (&loaded.file.batching, loaded.file.server.live_max);
+    let thresholds = router.models.iter().zip(runtime.thresholds(live_max));
+    let thresholds: Vec<String> = thresholds.map(|(name, threshold)| format!("{name} {threshold}")).collect();
     text.push_str(&format!(
-        "batching {policy}  at most {} ms  {} requests at once\n",
-        batching.max_wait_ms, loaded.file.server.live_max
+        "batching  {}  waits at most {} ms  thresholds with {live_max} requests (the most): {}\n",
+        batching.policy.name(),
+        batching.max_wait_ms,
+        thresholds.join(", "),
     ));
     let scheme = if loaded.file.server.tls.is_some() { "https" } else { "http" };
     for address in bound {
-        text.push_str(&format!("serving  {scheme}://{address}/v1\n"));
+        text.push_str(&format!("dashboard {scheme}://{address}/dashboard\n"));
+    }
+    for address in bound {
+        text.push_str(&format!("serving   {scheme}://{address}/v1\n"));
     }
     text
 }

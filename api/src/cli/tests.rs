@@ -50,6 +50,26 @@ fn wrong_lines_are_refused_by_name() {
     }
 }
 
+/// Whoever prints results can print them for programs.
+#[test]
+fn every_command_with_results_prints_json() {
+    fn leaves(command: &clap::Command, path: &str, found: &mut Vec<(String, bool)>) {
+        for sub in command.get_subcommands() {
+            let path = format!("{path} {}", sub.get_name());
+            if sub.has_subcommands() {
+                leaves(sub, &path, found);
+            } else {
+                found.push((path, sub.get_arguments().any(|argument| argument.get_id() == "json")));
+            }
+        }
+    }
+    let (command, mut found) = (Cli::command(), Vec::new());
+    leaves(&command, "", &mut found);
+    let without: Vec<&str> = found.iter().filter(|(_, json)| !json).map(|(path, _)| path.as_str()).collect();
+    assert_eq!(without, [" serve", " chat", " completions"], "a server, a conversation, a script for a shell");
+    assert!(found.len() >= 17, "{found:?}");
+}
+
 #[test]
 fn params_are_json_where_they_can_be() {
     let read = options::params("threshold=0.02,mode=fast,p=[[0,1],[1,0]],on=true").expect("good");

@@ -190,7 +190,8 @@ impl Serving {
                 panic!("the server ended before it was ready: {banner}{errors}");
             }
             banner.push_str(&line);
-            let url = line.strip_prefix("serving  http://").or_else(|| line.strip_prefix("serving  https://"));
+            let url = line.strip_prefix("serving").map(str::trim);
+            let url = url.and_then(|url| url.strip_prefix("http://").or_else(|| url.strip_prefix("https://")));
             if let Some(url) = url {
                 break url.trim().trim_end_matches("/v1").to_owned();
             }

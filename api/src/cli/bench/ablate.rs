@@ -10,7 +10,7 @@ use super::shape::{Corpus, Shape, Sizes};
 use super::simulated::Simulated;
 use super::stage::Stage;
 use crate::cli::logs::{self, Talk};
-use crate::cli::{CliError, Context};
+use crate::cli::{CliError, Context, files};
 use crate::launch::{self, LaunchError, Overrides};
 use indicatif::ProgressBar;
 use std::io::{self, Write};
@@ -197,7 +197,7 @@ fn write(args: &Args, report: &Report) -> Result<(), CliError> {
     let json = format!("{}\n", report.json());
     for (kind, text) in [("json", json), ("md", report::markdown(report)), ("svg", picture::picture(report))] {
         let path = folder.join(format!("ablation.{kind}"));
-        std::fs::write(&path, text).map_err(|error| unwritable(&path, &error))?;
+        files::whole(&path, text.as_bytes()).map_err(|error| unwritable(&path, &error))?;
     }
     Ok(())
 }

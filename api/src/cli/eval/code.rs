@@ -6,9 +6,10 @@
 //! jail for code that wants to break out: run what you do not trust at all in a container.
 
 use crate::cli::CliError;
+use crate::cli::files::Passing;
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -84,12 +85,12 @@ impl Sandbox {
     fn run(&self, program: &str, tests: &str) -> io::Result<Ended> {
         // Whoever prints the mark has come to the end: an answer that leaves early with code 0 does not know it.
         let mark = Uuid::new_v4().simple().to_string();
-        let folder = Folder::new(&mark)?;
-        std::fs::write(folder.0.join("answer.py"), program)?;
-        std::fs::write(folder.0.join("tests.py"), tests)?;
+        let folder = folder(&mark)?;
+        std::fs::write(folder.path().join("answer.py"), program)?;
+        std::fs::write(folder.path().join("tests.py"), tests)?;
         let mut child = Command::new(&self.python)
             .args(["-I", "-B", "-c", PRELUDE, &mark, &CPU_SECONDS.to_string(), &MEMORY.to_string()])
-            .current_dir(&folder.0)
+            .current_dir(folder.path())
             .env_clear()
             .env("LANG", "C.UTF-8")
             .stdin(Stdio::null())
@@ -131,24 +132,9 @@ fn end(child: &mut Child) -> io::Result<()> {
 }
 
 /// A folder that is gone with its contents when it is dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> io::Result<Folder> {
-        let path = std::env::temp_dir().join(format!("tokenrouter-answer-{name}"));
-        std::fs::create_dir(&path).map(|()| Folder(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        remove(&self.0);
-    }
-}
-
-/// Best effort: a folder that stays is in the system's temporary folder.
-fn remove(path: &Path) {
-    let _ = std::fs::remove_dir_all(path);
+fn folder(name: &str) -> io::Result<Passing> {
+    let folder = Passing::new(std::env::temp_dir().join(format!("tokenrouter-answer-{name}")));
+    std::fs::create_dir(folder.path()).map(|()| folder)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! divergent, 0 = neutral or the same token), `problem`, `position` (in the answer). Features are those of the small
 //! model one token earlier: the step that produced `candidate`.
 
-use crate::cli::CliError;
+use crate::cli::{CliError, files};
 use safetensors::tensor::{Dtype, TensorView};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -138,9 +138,8 @@ impl Folder {
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<(), CliError> {
-        let (path, part) = (self.path.join(name), self.path.join(format!("{name}.part")));
-        let written = std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, &path));
-        written.map_err(|error| at(&path, &error))
+        let path = self.path.join(name);
+        files::whole(&path, bytes).map_err(|error| at(&path, &error))
     }
 
     /// Counts of all finished shards.

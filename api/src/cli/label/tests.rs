@@ -31,7 +31,8 @@ fn folder(name: &str) -> PathBuf {
 fn context() -> Context {
     let line = ["tokenrouter", "--quiet", "--config", &demo("launch.toml").display().to_string(), "check"];
     let common = crate::cli::Cli::try_parse_from(line).unwrap_or_else(|error| panic!("{error}")).common;
-    Context { common, environment: Environment::read(), progress: Progress::hidden() }
+    let interrupts = Default::default();
+    Context { common, environment: Environment::read(), progress: Progress::hidden(), interrupts }
 }
 
 fn demo_pair() -> Loaded {

@@ -6,6 +6,7 @@ mod steps;
 mod table;
 
 use super::counted::{Counted, Seen};
+use super::files;
 use super::logs::{self, Talk};
 use super::options::Generation;
 use super::run::{self, load};
@@ -79,8 +80,7 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     let profile = measure(context, (args, &loaded), (seen, &sampling))?;
     profile.check().map_err(CliError::Usage)?;
     let json = serde_json::to_string_pretty(&profile).map_err(io::Error::other)? + "\n";
-    let wrong = |error: io::Error| CliError::Usage(format!("--out {}: {error}", args.out.display()));
-    std::fs::write(&args.out, &json).map_err(wrong)?;
+    files::write(&args.out, json.as_bytes(), "--out")?;
     let text = if args.json { json } else { table::text(&profile) };
     Ok(io::stdout().write_all(text.as_bytes())?)
 }

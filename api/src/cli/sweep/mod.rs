@@ -13,7 +13,7 @@ use super::eval::measure::{Answers, Bench, Grader, Run, Settings};
 use super::eval::{self, problems::Problem, report::Row};
 use super::logs::{self, Talk};
 use super::run::Outcome;
-use super::{CliError, Context, options};
+use super::{CliError, Context, files, options};
 use crate::launch::{self, LaunchError, Loaded, Overrides};
 use grid::{Series, Values, real};
 use indicatif::ProgressBar;
@@ -251,7 +251,7 @@ impl Sweep<'_> {
         let object = object(points, &names);
         for (kind, text) in [("csv", report::csv(points)), ("json", object), ("svg", svg::picture(points, large))] {
             let path = folder.join(format!("sweep.{kind}"));
-            std::fs::write(&path, text).map_err(|error| unwritable(&path, &error))?;
+            files::whole(&path, text.as_bytes()).map_err(|error| unwritable(&path, &error))?;
         }
         Ok(())
     }

@@ -1,8 +1,11 @@
 //! `tokenrouter synth-model`: a model of a real shape with random weights, for measuring speed. Owner: the process.
 //! Invariant: what was written has been loaded and has made a step; what exists is not written over.
 
+use super::files::{self, Passing};
 use super::{CliError, Context};
 use clap::ValueEnum;
+use serde_json::json;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use tokenrouter_core::executor::{Draw, Executor, Row, RowOutput, Step};
 use tokenrouter_core::ids::RequestId;
@@ -29,6 +32,9 @@ pub struct Args {
     /// What the weights are drawn from
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Print one JSON object: path, bytes
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Architectures that are written.
@@ -79,11 +85,16 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
     let synth = Synth { shape, format, seed: args.seed };
     let wrong = |error: &dyn std::fmt::Display| CliError::Usage(format!("--out: {error}"));
     let bar = context.progress.bytes("write", synth.bytes().map_err(|error| wrong(&error))?);
-    synth.write(&path, &mut |bytes| bar.set_position(bytes)).map_err(|error| wrong(&error))?;
+    // A model is known by the end of its name.
+    let part = Passing::new(files::beside(&path).with_extension("gguf"));
+    synth.write(part.path(), &mut |bytes| bar.set_position(bytes)).map_err(|error| wrong(&error))?;
     bar.finish_and_clear();
-    try_out(context, &path)?;
-    println!("{}", path.display());
-    Ok(())
+    try_out(context, part.path())?;
+    let bytes = std::fs::metadata(part.path())?.len();
+    part.keep_as(&path).map_err(|error| wrong(&error))?;
+    let path = path.display().to_string();
+    let said = if args.json { json!({ "path": path, "bytes": bytes }).to_string() } else { path };
+    Ok(writeln!(io::stdout(), "{said}")?)
 }
 
 /// The file to write; folders on the way are made.

@@ -2,6 +2,7 @@
 //! at all, and a head that is there is replaced only on request.
 
 use crate::cli::CliError;
+use crate::cli::files::Passing;
 use candle_core::Tensor;
 use std::collections::BTreeMap;
 use std::io;
@@ -50,14 +51,14 @@ impl Place {
             name.push(format!(".{what}-{}", std::process::id()));
             absolute.with_file_name(name)
         };
-        let (part, old) = (beside("part"), beside("old"));
-        let written = std::fs::create_dir_all(&part).and_then(|()| {
-            heads::write(config, &parts(config, tensors)?, &part).map_err(io::Error::other)?;
+        let (part, old) = (Passing::new(beside("part")), beside("old"));
+        let written = std::fs::create_dir_all(part.path()).and_then(|()| {
+            heads::write(config, &parts(config, tensors)?, part.path()).map_err(io::Error::other)?;
             let replaced = absolute.exists();
             if replaced {
                 std::fs::rename(&absolute, &old)?;
             }
-            std::fs::rename(&part, &absolute).inspect_err(|_| {
+            part.keep_as(&absolute).inspect_err(|_| {
                 if replaced {
                     // The old head stays under the name it has now, if not even this works.
                     let _ = std::fs::rename(&old, &absolute);
@@ -65,7 +66,6 @@ impl Place {
             })
         });
         // What cannot be removed is in nobody's way.
-        let _ = std::fs::remove_dir_all(&part);
         if written.is_ok() {
             let _ = std::fs::remove_dir_all(&old);
         }

@@ -57,7 +57,8 @@ fn context() -> Context {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/demo/launch.toml");
     let line = ["tokenrouter", "--quiet", "--config", &demo.display().to_string(), "check"];
     let common = crate::cli::Cli::try_parse_from(line).unwrap_or_else(|error| panic!("{error}")).common;
-    Context { common, environment: Environment::read(), progress: Progress::hidden() }
+    let interrupts = Default::default();
+    Context { common, environment: Environment::read(), progress: Progress::hidden(), interrupts }
 }
 
 fn number(seed: u64, at: usize) -> f64 {

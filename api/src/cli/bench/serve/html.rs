@@ -12,11 +12,13 @@ const HEIGHT: f64 = 300.0;
 const PLOT: (f64, f64, f64, f64) = (64.0, 20.0, 616.0, 244.0);
 /// Points of a curve at most.
 const POINTS: usize = 240;
+/// Points of a short run's throughput.
+const SPANS: f64 = 20.0;
 const PAGE: &str = "<style>:root{color-scheme:light dark;--paper:#fff;--ink:#1f2328;--line:#d5d9de}\
 @media(prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6edf3;--line:#30363d}}\
 body{background:var(--paper);color:var(--ink);font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:84rem;padding:0 1rem}\
 table{border-collapse:collapse}th,td{padding:.2rem .8rem;border-bottom:1px solid var(--line);text-align:right}\
-th:first-child,td:first-child{text-align:left}.plots{display:flex;flex-wrap:wrap;gap:1rem}figure{margin:0;flex:1 1 30rem}\
+th:first-child,td:first-child{text-align:left}.plots{display:flex;flex-wrap:wrap;gap:1rem}figure{margin:0;flex:1 1 30rem;max-width:41rem}\
 svg{width:100%;height:auto}pre{overflow:auto}</style>";
 
 /// A curve: name and points.
@@ -48,12 +50,9 @@ pub fn page(report: &Report, measured: &[Measured], blocks: &str) -> String {
         let curves: Vec<Curve> = names.iter().zip(measured).map(curve).collect();
         out += &figure(title, ("ms", "part of all"), &curves);
     }
-    let second = |(name, measured): (&String, &Measured)| {
-        let seconds = measured.tokens_by_second().into_iter().enumerate();
-        (name.clone(), seconds.map(|(second, tokens)| (second as f64 + 0.5, tokens)).collect())
-    };
-    let curves: Vec<Curve> = names.iter().zip(measured).map(second).collect();
-    out += &figure("Tokens a second", ("s", "tokens/s"), &curves);
+    let curve = |(name, measured): (&String, &Measured)| (name.clone(), throughput(measured));
+    let curves: Vec<Curve> = names.iter().zip(measured).map(curve).collect();
+    out += &figure("Throughput over time", ("s", "tokens/s"), &curves);
     let _ = writeln!(out, "</div>\n<h2>Figures</h2>\n<pre>{}</pre>\n</html>", escaped(blocks));
     out
 }
@@ -64,6 +63,13 @@ fn distribution(mut seconds: Vec<f64>) -> Vec<(f64, f64)> {
     let points = POINTS.min(seconds.len());
     let part = |point: usize| point as f64 / points.saturating_sub(1).max(1) as f64;
     (0..points).map(|point| (1e3 * super::summary::quantile(&seconds, part(point)), part(point))).collect()
+}
+
+/// Tokens a second over time: a point for each span of a second, or of a part of a short run.
+fn throughput(measured: &Measured) -> Vec<(f64, f64)> {
+    let span = (measured.seconds() / SPANS).clamp(1e-3, 1.0);
+    let spans = measured.tokens_by(span).into_iter().enumerate();
+    spans.map(|(index, tokens)| ((index as f64 + 0.5) * span, tokens / span)).collect()
 }
 
 fn figure(title: &str, (across, up): (&str, &str), curves: &[Curve]) -> String {
@@ -135,6 +141,10 @@ mod tests {
         let curve = distribution(measured.answers().map(|(_, answer)| answer.ttft).collect());
         assert_eq!(curve.len(), 3);
         assert!((curve[0].0 - 500.0).abs() < 1e-9 && curve[2].1 == 1.0);
+        // 19 tokens in 6 seconds, in twenty spans of 0.3 s.
+        let over_time = throughput(&measured);
+        let tokens: f64 = over_time.iter().map(|(_, speed)| speed * 0.3).sum();
+        assert!(over_time.len() == 20 && (tokens - 19.0).abs() < 1e-9, "{over_time:?}");
         for curves in
             [vec![("a & b".to_owned(), curve.clone()), ("c".to_owned(), curve)], vec![("empty".to_owned(), vec![])]]
         {

@@ -84,6 +84,7 @@ struct Ready {
 
 async fn measure(context: &Context, (args, settings): (&Args, &Settings)) -> Result<(Vec<Side>, bool), CliError> {
     let mut stop = Stop::listen()?;
+    context.interrupts.are_mine();
     let mut servers = tokio::select! {
         servers = prepare(context, (args, settings)) => servers?,
         () = stop.asked() => return Err(CliError::Interrupted),

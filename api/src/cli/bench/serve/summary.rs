@@ -138,17 +138,17 @@ impl Measured {
         self.blocks.iter().map(|block| block.seconds).sum()
     }
 
-    /// Tokens that came in each second; the last one is not whole.
-    pub fn tokens_by_second(&self) -> Vec<f64> {
-        let mut seconds = vec![0.0; self.seconds().ceil() as usize];
+    /// Tokens that came in each span of so many seconds; the last one is not whole.
+    pub fn tokens_by(&self, span: f64) -> Vec<f64> {
+        let mut spans = vec![0.0; (self.seconds() / span).ceil() as usize];
         for (begun, answer) in self.answers() {
             for (at, tokens) in &answer.arrivals {
-                if let Some(second) = seconds.get_mut((begun + at) as usize) {
-                    *second += tokens;
+                if let Some(sum) = spans.get_mut(((begun + at) / span) as usize) {
+                    *sum += tokens;
                 }
             }
         }
-        seconds
+        spans
     }
 
     /// The figures.
@@ -161,7 +161,7 @@ impl Measured {
         let rate = |count: f64| if duration > 0.0 { count / duration } else { 0.0 };
         let good = answers.iter().filter(|answer| goals.iter().all(|goal| goal.met(answer))).count();
         let output_throughput = rate(output as f64);
-        let best = self.tokens_by_second().into_iter().fold(0.0, f64::max);
+        let best = self.tokens_by(1.0).into_iter().fold(0.0, f64::max);
         let spread = |times: Vec<f64>| Spread::of(times, percentiles);
         let mut by_model = BTreeMap::new();
         for (name, tokens) in answers.iter().flat_map(|answer| answer.usage.by_model()) {
@@ -366,7 +366,7 @@ pub mod tests {
         assert!((summary.tpot_ms.mean - 100.0).abs() < 1e-9 && (summary.e2el_ms.mean - 1e3 * 3.7 / 3.0).abs() < 1e-6);
         assert_eq!(summary.failures, [Failures { reason: "HTTP 503".into(), count: 2, said: "no room".into() }]);
         assert_eq!((summary.by_model["small"], summary.by_model["large"], summary.hops), (16, 3, Some(6)));
-        let seconds = example().tokens_by_second();
+        let seconds = example().tokens_by(1.0);
         assert_eq!((seconds.len(), seconds.iter().sum::<f64>()), (6, 19.0));
         assert_eq!(summary.max_output_tokens_per_s, 8.0, "{seconds:?}");
         assert_eq!(example().summary(&[], &[]).request_goodput, None);

@@ -77,5 +77,8 @@ export function plain(value: unknown): string {
 export const isDuration = (value: unknown): value is { secs: number; nanos: number } =>
   typeof value === "object" && value !== null && "secs" in value && "nanos" in value && Object.keys(value).length === 2;
 
+/** 1 -> "1 request", 2 -> "2 requests". */
+export const counted = (count: number, name: string): string => `${whole(count)} ${name}${count === 1 ? "" : "s"}`;
+
 /** "inter_model" -> "inter model". */
 export const words = (name: string): string => name.replaceAll("_", " ");

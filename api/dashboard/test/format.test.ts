@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { chance, percent, plain, rate, ratio, short, time, whole } from "../src/format.ts";
+import { chance, counted, percent, plain, rate, ratio, short, time, whole } from "../src/format.ts";
 
 test("times have the unit that fits and three digits", () => {
   const shown: [number | null, string][] = [
@@ -14,6 +14,7 @@ test("counts, rates and shares", () => {
   assert.equal(whole(1234567), "1,234,567");
   assert.equal(whole(undefined), "–");
   assert.equal(short(9999), "9,999");
+  assert.deepEqual([0, 1, 2].map((count) => counted(count, "request")), ["0 requests", "1 request", "2 requests"]);
   assert.equal(short(12345), "12.3k");
   assert.equal(short(2.5), "2.50");
   assert.equal(short(3_400_000), "3.40M");

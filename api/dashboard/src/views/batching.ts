@@ -4,7 +4,7 @@
 import type { Model, Release } from "../data.ts";
 import { DASHES, chart } from "../chart.ts";
 import { h } from "../dom.ts";
-import { percent, rate, ratio, short, time, whole } from "../format.ts";
+import { counted, percent, rate, ratio, short, time, whole } from "../format.ts";
 import { quantile, since } from "../hist.ts";
 import { barTable, card, empty, facts, modelAt, modelName, type BarRow } from "../parts.ts";
 import { WINDOW_MS, type Store } from "../store.ts";
@@ -55,8 +55,8 @@ function prediction(store: Store): HTMLElement {
   const state = () => store.state!;
   const text = () => {
     const { prediction, live } = state();
-    if (prediction === null) return `No prediction now (${whole(live)} live requests): the throughput model learns from steps, for as many requests as are live.`;
-    return `For ${whole(prediction.live)} live requests and the thresholds of now the throughput model says ${rate(prediction.tokens_per_second, "tokens")}; measured: ${rate(store.last("measured"), "tokens")}.`;
+    if (prediction === null) return `No prediction now (${counted(live, "live request")}): the throughput model learns from steps, for as many requests as are live.`;
+    return `For ${counted(prediction.live, "live request")} and the thresholds of now the throughput model says ${rate(prediction.tokens_per_second, "tokens")}; measured: ${rate(store.last("measured"), "tokens")}.`;
   };
   return h("p", { class: "note" }, text);
 }
@@ -87,7 +87,7 @@ function modelCard(store: Store, index: number): HTMLElement {
   const kind = modelClass(index);
   return card(
     modelName(model().name, index),
-    h("p", { class: "big" }, h("b", { class: "num" }, () => `B = ${whole(batching().threshold)}`), h("span", {}, () => `for N = ${whole(batching().live)} live requests`)),
+    h("p", { class: "big" }, h("b", { class: "num" }, () => `B = ${whole(batching().threshold)}`), h("span", {}, () => `for N = ${counted(batching().live, "live request")}`)),
     h("p", { class: "note" }, () => batching().why),
     facts([
       ["wait p50", wait(0.5)],

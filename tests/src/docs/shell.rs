@@ -31,6 +31,7 @@ stop_server() {
 }
 tokenrouter() {
     case " $* " in
+        *" bench serve "*) command tokenrouter "$@"; return ;;
         *" serve "*|*" serve") ;;
         *) command tokenrouter "$@"; return ;;
     esac

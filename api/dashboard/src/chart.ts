@@ -38,7 +38,7 @@ const COUNTS = Array.from({ length: 8 }, (_, power) => [1, 2, 5].map((step) => s
 const SYNC = "charts";
 
 /** Seconds of history that are shown. */
-const range = (store: Store) => Math.min(600, Math.max(RANGE_MIN, Math.ceil(store.length_ms / 60_000) * 60));
+const range = (store: Store) => Math.max(RANGE_MIN, Math.ceil(store.length_ms / 10_000) * 10);
 
 /** It follows the scope it is built in. */
 export function chart(store: Store, spec: Spec): HTMLElement {

@@ -89,7 +89,7 @@ function latencyTable(store: Store): HTMLElement {
       h("th", { scope: "row" }, model_name),
       ...quantiles,
       h("td", { class: "num", "data-key": `finished:${model_name}` }, () => whole(done())),
-      h("td", {}, why),
+      h("td", { class: "num" }, why),
       h("td", { class: "num", "data-key": `generated:${model_name}` }, () => whole(now().generation_tokens)),
     );
   });

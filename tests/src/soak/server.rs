@@ -56,8 +56,9 @@ impl Server {
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{program}: {error}"));
         let said = BufReader::new(child.stdout.take().expect("stdout is piped"));
         let mut lines = said.lines().map_while(Result::ok);
-        let named =
-            |line: String| line.strip_prefix("serving")?.trim().strip_prefix("http://")?.strip_suffix("/v1")?.parse().ok();
+        let named = |line: String| {
+            line.strip_prefix("serving")?.trim().strip_prefix("http://")?.strip_suffix("/v1")?.parse().ok()
+        };
         let address = lines.find_map(named);
         let address = address.unwrap_or_else(|| panic!("no address; see {}", folder.join("server.log").display()));
         Server { child, address }

@@ -41,6 +41,11 @@ docs:
 book:
     mdbook build docs
 
+# What it costs the release server to be looked at: the same load with and without an open dashboard
+watched:
+    cargo build --release --locked -p tokenrouter
+    python3 tests/clients/watched.py --server target/release/tokenrouter
+
 # Format, lint, and the shape of the code base
 lint:
     cargo fmt --all --check

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -165,7 +165,7 @@ impl Prometheus {
     fn start(of: SocketAddr) -> Prometheus {
         let folder = scratch("prometheus");
         let config = json!({
-            "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "500ms"},
+            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
             "scrape_configs": [{"job_name": "tokenrouter", "static_configs": [{"targets": [of.to_string()]}]}],
             "rule_files": [fs::canonicalize(file("docs/grafana/alerts.yml")).expect("the rules are there")],
         });
@@ -173,20 +173,27 @@ impl Prometheus {
         fs::write(folder.join("prometheus.yml"), config.to_string()).expect("the target folder can be written");
         // Earlier runs are over.
         let _ = fs::remove_dir_all(folder.join("data"));
+        (0..3).find_map(|_| Prometheus::listen(&folder)).expect("prometheus starts; see its log in the target folder")
+    }
+
+    /// At a free port; none when somebody else took it first.
+    fn listen(folder: &Path) -> Option<Prometheus> {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port");
         let log = fs::File::create(folder.join("log")).expect("the target folder can be written");
         let mut command = Command::new("prometheus");
         command.arg(format!("--web.listen-address={free}")).arg("--config.file=prometheus.yml");
-        command.arg("--storage.tsdb.path=data").current_dir(&folder).stdout(Stdio::null()).stderr(log);
+        command.arg("--storage.tsdb.path=data").current_dir(folder).stdout(Stdio::null()).stderr(log);
         let child = command.spawn().unwrap_or_else(|error| panic!("prometheus cannot run: {error}; {REMEDY}"));
-        let prometheus = Prometheus { child, address: free };
+        let mut prometheus = Prometheus { child, address: free };
         let began = Instant::now();
-        while std::net::TcpStream::connect(free).is_err() || get(free, "/-/ready").status != 200 {
-            let said = fs::read_to_string(folder.join("log")).unwrap_or_default();
-            assert!(began.elapsed() < PATIENCE, "prometheus is not ready: {said}");
+        while TcpStream::connect(free).is_err() || get(free, "/-/ready").status != 200 {
+            if prometheus.child.try_wait().is_ok_and(|ended| ended.is_some()) {
+                return None;
+            }
+            assert!(began.elapsed() < PATIENCE, "prometheus is not ready");
             nap();
         }
-        prometheus
+        Some(prometheus)
     }
 
     /// What an expression gives now: one value a series.
@@ -201,12 +208,16 @@ impl Prometheus {
         Ok(result.iter().filter_map(|series| series["value"][1].as_str()?.parse().ok()).collect())
     }
 
-    fn wait_for(&self, expression: &str) {
+    /// Waits until an expression gives something.
+    fn wait_for(&self, expression: &str) -> Result<(), String> {
         let began = Instant::now();
-        while self.query(expression).is_ok_and(|found| found.is_empty()) {
-            assert!(began.elapsed() < PATIENCE, "{expression} gives nothing");
+        while self.query(expression)?.is_empty() {
+            if began.elapsed() > PATIENCE {
+                return Err("it gives nothing".to_owned());
+            }
             nap();
         }
+        Ok(())
     }
 }
 
@@ -283,16 +294,15 @@ fn prometheus_evaluates_the_dashboard_and_the_rules() {
     assert!(names(&code).len() > 10 && dashboard.len() > 60, "expressions are found");
 
     let prometheus = Prometheus::start(address);
-    prometheus.wait_for("tokenrouter:ready");
+    prometheus.wait_for("tokenrouter:ready").expect("the server is seen");
     let body = json!({"model": "pair", "prompt": "w1 w2 w3", "max_tokens": 8});
     (0..5).for_each(|_| ask(address, &body));
     // What the answers have changed was seen, and seen again.
-    prometheus
-        .wait_for(r#"increase(vllm:request_success_total{model_name="pair", finished_reason="length"}[20s]) > 0"#);
+    let seen = r#"increase(vllm:request_success_total{model_name="pair", finished_reason="length"}[20s]) > 0"#;
+    prometheus.wait_for(seen).expect("what the answers have changed is seen");
     let ours = dashboard.iter().map(|(title, expression)| (title.as_str(), expression.as_str()));
     for (title, expression) in ours.chain(OF_VLLM.iter().map(|expression| ("a dashboard for vLLM", *expression))) {
-        let found = prometheus.query(expression).unwrap_or_else(|error| panic!("{title}: {expression}: {error}"));
-        assert!(!found.is_empty(), "{title}: {expression} gives nothing");
+        prometheus.wait_for(expression).unwrap_or_else(|error| panic!("{title}: {expression}: {error}"));
     }
     assert_eq!(prometheus.query("tokenrouter:ready"), Ok(vec![1.0]));
     assert!(prometheus.query("rate(").is_err(), "what is no expression is told");
@@ -329,6 +339,16 @@ fn alert_rules_fire_when_something_is_wrong_and_only_then() {
         let quiet = format!("{{alertname: {name}, ");
         assert!(tests.contains(&fires) && tests.matches(&quiet).count() >= 3, "{name} is not tested");
     }
+}
+
+#[test]
+fn the_configuration_that_the_documentation_shows_is_one() {
+    let page = read("docs/metrics.md");
+    let shown = page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a configuration");
+    let folder = scratch("prometheus-config");
+    fs::write(folder.join("prometheus.yml"), shown).expect("the target folder can be written");
+    fs::write(folder.join("alerts.yml"), read("docs/grafana/alerts.yml")).expect("the target folder can be written");
+    run(Command::new("promtool").args(["check", "config", "prometheus.yml"]).current_dir(folder), REMEDY);
 }
 
 #[test]

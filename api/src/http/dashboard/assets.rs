@@ -151,5 +151,10 @@ mod tests {
         {
             assert!(!is_page(closed), "{closed}");
         }
+        let operations = crate::http::operations::OPERATIONS;
+        assert!(
+            operations.iter().all(|one| !is_page(one.path)),
+            "the API's document is for programs, the page for people"
+        );
     }
 }

@@ -247,12 +247,7 @@ pub fn start(spec: RuntimeSpec) -> Result<Runtime, StartError> {
 /// As [`start`].
 pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, StartError> {
     check::check(&spec)?;
-    let eos = eos(&spec.models);
-    let listen = spec.process.listen.clone().map(|address| (bind(&address), address));
-    let bound = match listen {
-        None => None,
-        Some((bound, address)) => Some((bound?, address)),
-    };
+    let bound = spec.process.listen.clone().map(|address| Ok((bind(&address)?, address))).transpose()?;
     let numbers = Numbers::new(&spec.process, &spec.models);
     let (directory, board, clock) = (Directory::default(), Board::default(), Clock::start());
     let mut arbiters = Vec::new();
@@ -266,11 +261,11 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
         life: spec.process.life,
         faults: spec.process.faults.clone(),
         processes: process::count(&spec.models),
+        eos: eos(&spec.models),
         models: spec.models,
         codec: spec.codec,
         algorithm: spec.algorithm,
         batching: spec.batching,
-        eos,
         live_max: spec.live_max,
         live: AtomicU32::new(0),
         refused: Refused::new(here.len()),

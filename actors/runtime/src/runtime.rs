@@ -254,8 +254,7 @@ pub fn start_with(spec: RuntimeSpec, planning: Planning) -> Result<Runtime, Star
     let here: Vec<bool> = spec.models.iter().map(|model| model.site.peer().is_none()).collect();
     let conductor = Turns::new(spec.batching.execution, &here, FIRST_LIFE).map(|turns| {
         let directory = Arc::clone(&directory);
-        let address = place(spec.placement, &mut arbiters, move || Conductor::new(turns, directory));
-        Mailbox::new(address, Meter::default())
+        Mailbox::new(place(spec.placement, &mut arbiters, move || Conductor::new(turns, directory)), Meter::default())
     });
     let server = Arc::new(Server {
         life: spec.process.life,

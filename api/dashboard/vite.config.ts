@@ -20,5 +20,5 @@ export default defineConfig({
       },
     },
   },
-  server: { proxy: { "^/(v1|metrics|actors|dashboard/events)": "http://127.0.0.1:8000" } },
+  server: { proxy: { "^/(v1|metrics|actors|dashboard/events)": "http://127.0.0.1:8080" } },
 });

@@ -49,10 +49,16 @@ pub fn ratios(first: &Measured, second: &Measured) -> Vec<Ratio> {
 /// The ratios for people.
 pub fn text(ratios: &[Ratio]) -> String {
     let mut out = format!("{:=^50}\n", " Second server over the first ");
+    if ratios.is_empty() {
+        out.push_str("No pair of blocks in which both answered\n");
+    }
     for Ratio { name, ratio } in ratios {
         out.push_str(&format!("{:<40} {}\n", format!("{name}:"), ratio.shown(3)));
     }
-    out.push_str(&format!("95 % intervals over pairs of blocks\n{}\n", "=".repeat(50)));
+    if !ratios.is_empty() {
+        out.push_str("95 % intervals over pairs of blocks\n");
+    }
+    out.push_str(&format!("{}\n", "=".repeat(50)));
     out
 }
 
@@ -82,5 +88,7 @@ mod tests {
         assert_eq!(rounds("request throughput").as_slice(), [0.5, 0.5]);
         assert!((rounds("mean TTFT")[1] - 3.0).abs() < 1e-9 && rounds("mean TTFT").len() == 2);
         assert!(text(&ratios).contains("request throughput:                      0.500 ± 0.000"), "{}", text(&ratios));
+        let nothing = text(&super::ratios(&first, &Measured::default()));
+        assert!(nothing.contains("No pair") && !nothing.contains("95 %"), "{nothing}");
     }
 }

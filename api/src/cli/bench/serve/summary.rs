@@ -29,8 +29,8 @@ impl Spread {
     pub fn of(mut seconds: Vec<f64>, percentiles: &[f64]) -> Spread {
         seconds.sort_by(f64::total_cmp);
         let count = seconds.len();
-        let mean = seconds.iter().sum::<f64>() / count.max(1) as f64;
-        let variance = seconds.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count.max(1) as f64;
+        let mean = total(seconds.iter().copied()) / count.max(1) as f64;
+        let variance = total(seconds.iter().map(|value| (value - mean).powi(2))) / count.max(1) as f64;
         let at = |percentile: f64| 1e3 * quantile(&seconds, percentile / 100.0);
         Spread {
             count,
@@ -40,6 +40,11 @@ impl Spread {
             percentiles: percentiles.iter().map(|percentile| (percentile.to_string(), at(*percentile))).collect(),
         }
     }
+}
+
+/// The sum; that of nothing is 0, where the library's is -0 and prints so.
+fn total(values: impl Iterator<Item = f64>) -> f64 {
+    values.fold(0.0, |sum, value| sum + value)
 }
 
 /// The value below which this part of sorted values lies.
@@ -135,7 +140,7 @@ impl Measured {
 
     /// Seconds that the blocks took.
     pub fn seconds(&self) -> f64 {
-        self.blocks.iter().map(|block| block.seconds).sum()
+        total(self.blocks.iter().map(|block| block.seconds))
     }
 
     /// Tokens that came in each span of so many seconds; the last one is not whole.
@@ -371,6 +376,13 @@ pub mod tests {
         assert_eq!(summary.max_output_tokens_per_s, 8.0, "{seconds:?}");
         assert_eq!(example().summary(&[], &[]).request_goodput, None);
         assert_eq!(Measured::default().summary(&goals, &[99.0]).completed, 0);
+    }
+
+    #[test]
+    fn figures_of_nothing_are_plain_zeros() {
+        let summary = Measured::default().summary(&[], &[99.0]);
+        let Spread { mean, median, std, .. } = summary.ttft_ms;
+        assert_eq!(format!("{:.2} {mean:.2} {median:.2} {std:.2}", summary.duration), "0.00 0.00 0.00 0.00");
     }
 
     #[test]

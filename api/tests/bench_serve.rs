@@ -321,6 +321,37 @@ fn two_servers_are_compared_in_turns() {
     assert_eq!(counter(&metrics(&serving), "vllm:request_success_total"), 20.0);
 }
 
+#[test]
+fn keys_and_certificates_of_ones_own_are_shown_and_trusted() {
+    let folder = Folder::new();
+    let [model, certificate, key] =
+        ["config/demo/small", "api/tests/tls/first.cert.pem", "api/tests/tls/first.key.pem"]
+            .map(|path| root().join(path).display().to_string());
+    folder.write("keys", "the-key-of-this-test\n");
+    let launch = format!(
+        "[[models]]\nname = \"m\"\npath = \"{model}\"\n[server]\napi_keys_file = \"keys\"\n\
+         [server.tls]\ncert = \"{certificate}\"\nkey = \"{key}\"\n"
+    );
+    let config = folder.write("launch.toml", &launch).display().to_string();
+    let serving = Serving::start(program(&folder, &["--config", &config]));
+    let url = format!("https://{}", serving.address);
+    let load = ["bench", "serve", "--url", &url, "-n", "4", "--input-tokens", "12", "--output-tokens", "4"];
+    let asked = |more: &[&str], key: Option<&str>| {
+        let mut command = program(&folder, &[&load[..], more].concat());
+        command.env_remove("OPENAI_API_KEY").envs(key.map(|key| ("OPENAI_API_KEY", key)));
+        finish(command.output().expect("it starts"))
+    };
+    let (code, block, err) = asked(&["--ca", &certificate], Some("the-key-of-this-test"));
+    assert_eq!((code, err.as_str()), (0, ""), "{block}");
+    assert_eq!(figure(&block, "Successful requests"), 4.0);
+    let (code, _, err) = asked(&["--ca", &certificate, "--api-key", "wrong"], Some("the-key-of-this-test"));
+    assert!(code == 1 && err.contains("401"), "the option comes first: {err}");
+    let (code, _, err) = asked(&[], Some("the-key-of-this-test"));
+    assert!(code == 1 && err.contains("cannot connect") && err.contains("certificate"), "{err}");
+    let (code, _, err) = asked(&["--ca", "keys"], None);
+    assert!(code == 2 && err.contains("--ca keys: holds no certificate"), "{err}");
+}
+
 fn until(what: &str, mut true_now: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !true_now() {

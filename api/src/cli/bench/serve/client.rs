@@ -10,10 +10,12 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
 use hyper::{Method, Request, Response, Uri};
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
 use std::cell::RefCell;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -111,9 +113,9 @@ impl Client {
     ///
     /// # Errors
     /// An address or a key that is none.
-    pub fn new(url: &str, key: Option<&str>, patience: Duration) -> Result<Client, CliError> {
+    pub fn new(url: &str, (key, ca): (Option<&str>, Option<&Path>), patience: Duration) -> Result<Client, CliError> {
         let address = Address::read(url).map_err(CliError::Usage)?;
-        let tls = if address.secure { Some(connector()?) } else { None };
+        let tls = if address.secure { Some(connector(ca)?) } else { None };
         let key = key.map(|key| HeaderValue::from_str(&format!("Bearer {key}"))).transpose();
         let key = key.map_err(|_| CliError::Usage("the API key holds characters that no header can".to_owned()))?;
         Ok(Client { address, tls, key, patience, idle: RefCell::new(Vec::new()) })
@@ -256,9 +258,19 @@ fn broken(error: &hyper::Error) -> Trouble {
     Trouble::new("broke off", &error.to_string())
 }
 
-/// TLS with the certificates that browsers trust.
-fn connector() -> Result<TlsConnector, CliError> {
-    let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.into() };
+/// TLS with the certificates that browsers trust, and those of a file.
+fn connector(ca: Option<&Path>) -> Result<TlsConnector, CliError> {
+    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.into() };
+    if let Some(path) = ca {
+        let wrong = |reason: &dyn std::fmt::Display| CliError::Usage(format!("--ca {}: {reason}", path.display()));
+        let before = roots.len();
+        for certificate in CertificateDer::pem_file_iter(path).map_err(|error| wrong(&error))? {
+            roots.add(certificate.map_err(|error| wrong(&error))?).map_err(|error| wrong(&error))?;
+        }
+        if roots.len() == before {
+            return Err(wrong(&"holds no certificate; give a PEM file"));
+        }
+    }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| CliError::Usage(format!("TLS cannot be set up: {error}")))?;

@@ -128,7 +128,7 @@ async fn prepare(context: &Context, (args, settings): (&Args, &Settings)) -> Res
     let mut questions: Option<Questions> = None;
     for (url, model) in wanted {
         let Some(url) = url else { continue };
-        let client = Client::new(url, key, settings.patience())?;
+        let client = Client::new(url, (key, args.ca.as_deref()), settings.patience())?;
         let model = match model {
             Some(model) => model.clone(),
             None => first_model(&client, url).await?,

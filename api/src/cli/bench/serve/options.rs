@@ -39,6 +39,9 @@ pub struct Args {
     /// Key for the server (both, if there are two); comes before OPENAI_API_KEY
     #[arg(long, value_name = "KEY")]
     pub api_key: Option<String>,
+    /// Trust the certificates of this file (PEM) as well
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
     #[command(flatten)]
     pub load: Load,
     #[command(flatten)]

@@ -85,6 +85,11 @@ async function playground(page) {
   await tokens.nth(handed).hover();
   const facts = await page.locator(".token-facts").textContent();
   check("pointing at a token tells of it", /made by.*entropy(0\.\d{3}|1\.000).*handed to (large|small).*time.*s/.test(facts), facts);
+  // The small model hands over what it is not sure of; the large one gives back with a token of its own.
+  const took = marks.findIndex(([model], at) => at > 0 && model === "large" && marks[at - 1][0] === "small");
+  await tokens.nth(took).hover();
+  const instead = await page.locator(".token-facts").textContent();
+  check("a token that took another's place tells of it", /in place ofa candidate of small: entropy 0\.\d{3}/.test(instead), instead);
   await tokens.first().focus();
   await page.keyboard.press("ArrowRight");
   check("arrow keys go on", (await page.evaluate(() => document.activeElement?.dataset.at)) === "1");

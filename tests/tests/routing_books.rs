@@ -227,7 +227,7 @@ fn of_prompt(language: &Language, prompt: &[u32], home: ModelIdx) -> Vec<TokenRe
     let report = |(at, &id): (usize, &u32)| {
         let said = || language.next(SKILLS[home.index()], &prompt[..at]).0;
         let logprobs = (at > 0).then(|| language.logprobs(said(), id, 2));
-        TokenReport { id, model: home, entropy: None, logprobs }
+        TokenReport { id, model: home, entropy: None, dropped: None, logprobs }
     };
     prompt.iter().enumerate().map(report).collect()
 }

@@ -42,6 +42,23 @@ fn a_client_may_move_the_threshold_of_its_request() {
     let name = |index: usize| models["data"][index]["id"].as_str().expect("a name").to_owned();
     let (routed, small, large) = (name(0), name(1), name(2));
 
+    // Where the large model takes over, its user is told what the small one was not sure of.
+    let ask = json!({"model": routed, "prompt": "Question: What is 3 + 4?\nAnswer:", "max_tokens": 60,
+                     "temperature": 0, "return_token_details": true, "routing": {"threshold": 0.1}});
+    let (status, answer) = exchange(server.address, "POST /v1/completions", &ask.to_string());
+    let details = answer["choices"][0]["token_details"].as_array().unwrap_or_else(|| panic!("{status} {answer}"));
+    let took_over = |pair: &[Value]| pair[0]["model"] == small && pair[1]["model"] == large;
+    assert!(details.windows(2).any(took_over), "{answer}");
+    for pair in details.windows(2).filter(|pair| took_over(pair)) {
+        assert!(pair[1]["dropped"].is_object(), "{answer}");
+    }
+    for detail in details {
+        if let Some(dropped) = detail.get("dropped") {
+            assert_eq!((&detail["model"], &dropped["model"]), (&json!(large), &json!(small)), "{answer}");
+            assert!(dropped["entropy"].as_f64() > Some(0.1) && dropped["score"].is_null(), "{dropped}");
+        }
+    }
+
     for (threshold, model) in [(2.0, &small), (-1.0, &large)] {
         let (status, answer) = complete(server.address, &routed, &json!({ "threshold": threshold }));
         assert_eq!(status, 200, "{answer}");

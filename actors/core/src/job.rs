@@ -85,8 +85,21 @@ pub struct TokenReport {
     pub model: ModelIdx,
     /// Normalised entropy of the distribution it came from, when known.
     pub entropy: Option<f32>,
+    /// What the routing dropped in its place, when entropies are reported.
+    pub dropped: Option<Dropped>,
     /// Log-probabilities, when asked for.
     pub logprobs: Option<TokenLogprobs>,
+}
+
+/// A candidate that was not kept: another model made the token of its place.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Dropped {
+    /// Who drew it.
+    pub model: ModelIdx,
+    /// Normalised entropy of the distribution it came from, when known.
+    pub entropy: Option<f32>,
+    /// Score of the learned head, when known.
+    pub score: Option<f32>,
 }
 
 /// Why a request ended well.

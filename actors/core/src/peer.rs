@@ -2,7 +2,7 @@
 //! absolute, so a receiver can trim what it has, and must refuse a gap.
 
 use crate::ids::{ModelIdx, RequestId, Time, TokenId};
-use crate::job::Failure;
+use crate::job::{Dropped, Failure};
 use crate::live::{LiveNotes, Stamp};
 use crate::request::{Committed, RequestSpec};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -39,6 +39,8 @@ pub struct PeerReq {
     pub cached: u32,
     /// Hops in a row that committed nothing, this one included if so.
     pub barren: u8,
+    /// The candidate that this hop drops, if entropies are reported.
+    pub dropped: Option<Dropped>,
     /// Live counts, filled in by InterModel as it sends.
     #[serde(deserialize_with = "cautious")]
     pub live: LiveNotes,
@@ -211,6 +213,7 @@ mod tests {
             hops: 0,
             cached: 0,
             barren: 0,
+            dropped: None,
             live: LiveNotes::new(),
             ext: vec![0; ext],
             left: None,
@@ -242,6 +245,7 @@ mod tests {
             hops: 1,
             cached: 0,
             barren: 0,
+            dropped: None,
             live: LiveNotes::new(),
             ext: Vec::new(),
             left: None,

@@ -281,15 +281,18 @@ impl Running {
             Ok(decision) => decision,
             Err(fault) => return (None, self.fail(Failure::Routing(fault))),
         };
-        let token = decision.keep.then(|| body.accept(drawn));
+        let token = match decision.keep {
+            true => Some(body.accept(drawn)),
+            false => {
+                body.reject(&drawn);
+                None
+            }
+        };
         if token.as_ref().is_some_and(|token| token.finish.is_some()) {
             return (token, Settled::Done(self.body.end()));
         }
         if decision.to == self.body.me {
             return (token, Settled::Stay(Queued { body: self.body, since: now }));
-        }
-        if !decision.keep {
-            self.body.barren += 1;
         }
         match self.depart(decision.to, now) {
             Ok((pending, message)) => (token, Settled::Leave(pending, message)),
@@ -347,6 +350,7 @@ impl Running {
             hops: body.hops,
             cached: body.cached,
             barren: body.barren,
+            dropped: body.dropped.take(),
             live: LiveNotes::new(),
             ext: suffix.ext,
             left: Some(now),

@@ -130,8 +130,13 @@ impl Transcript {
             shown.push_str(&self.flush());
         }
         self.ended = finish.is_some();
-        let report =
-            TokenReport { id: token.token, model: token.model, entropy: token.entropy, logprobs: token.logprobs };
+        let report = TokenReport {
+            id: token.token,
+            model: token.model,
+            entropy: token.entropy,
+            dropped: token.dropped,
+            logprobs: token.logprobs,
+        };
         Added { text: shown, token: report, finish }
     }
 
@@ -207,6 +212,7 @@ mod tests {
             token: position - 5,
             model: ModelIdx((position % 2) as u8),
             entropy: None,
+            dropped: None,
             logprobs: None,
             hops: 0,
             cached: 0,

@@ -13,6 +13,8 @@ export interface Token {
   model: string;
   /** Normalised, 0 to 1. */
   entropy: number | null;
+  /** The candidate of another model that was dropped in its place. */
+  dropped?: { model: string; entropy: number | null; score: number | null };
   /** Since the token before it, or since the request. */
   ms: number;
 }

@@ -126,7 +126,7 @@ mod tests {
     }
 
     fn report(id: TokenId, model: u8) -> TokenReport {
-        TokenReport { id, model: ModelIdx(model), entropy: None, logprobs: None }
+        TokenReport { id, model: ModelIdx(model), entropy: None, dropped: None, logprobs: None }
     }
 
     #[test]

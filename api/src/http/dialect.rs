@@ -2,11 +2,12 @@
 //! route's handler. Invariant: whole and streamed answers are made from the same events, so their texts are equal.
 
 use super::choices::Outcome;
-use super::types::response::{Ending, Envelope, TokenDetail};
+use super::types::response::{DroppedDetail, Ending, Envelope, TokenDetail};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokenrouter_core::job::TokenReport;
+use tokenrouter_core::ids::ModelIdx;
+use tokenrouter_core::job::{Dropped, TokenReport};
 use tokenrouter_core::text::TextCodec;
 
 /// How one route writes its choices.
@@ -74,7 +75,7 @@ pub struct Detail {
 impl Detail {
     /// The `token_models` member.
     pub fn makers(&self, tokens: &[TokenReport]) -> Option<Vec<String>> {
-        self.token_models.then(|| tokens.iter().map(|report| self.maker(report)).collect())
+        self.token_models.then(|| tokens.iter().map(|report| self.name(report.model)).collect())
     }
 
     /// The `token_details` member; `took` has one entry a token.
@@ -85,17 +86,22 @@ impl Detail {
     ) -> Option<Vec<TokenDetail>> {
         let detail = |(report, took): (&TokenReport, Duration)| TokenDetail {
             text: String::from_utf8_lossy(self.codec.token_bytes(report.id).unwrap_or_default()).into_owned(),
-            model: self.maker(report),
+            model: self.name(report.model),
             entropy: report.entropy,
+            dropped: report.dropped.map(|Dropped { model, entropy, score }| DroppedDetail {
+                model: self.name(model),
+                entropy,
+                score,
+            }),
             ms: took.as_micros() as f64 / 1e3,
         };
         self.token_details.then(|| tokens.iter().zip(took).map(detail).collect())
     }
 
-    fn maker(&self, report: &TokenReport) -> String {
-        match self.model_names.get(report.model.index()) {
+    fn name(&self, model: ModelIdx) -> String {
+        match self.model_names.get(model.index()) {
             Some(name) => name.clone(),
-            None => report.model.to_string(),
+            None => model.to_string(),
         }
     }
 

@@ -63,7 +63,7 @@ impl TextCodec for ByteCodec {
 /// A token with log-probabilities of itself alone.
 pub fn report(id: TokenId, model: u8, logprob: f32) -> TokenReport {
     let logprobs = Some(TokenLogprobs { chosen: logprob, top: vec![(id, logprob)] });
-    TokenReport { id, model: ModelIdx(model), entropy: None, logprobs }
+    TokenReport { id, model: ModelIdx(model), entropy: None, dropped: None, logprobs }
 }
 
 /// Text and its byte tokens, all by model 0.

@@ -5,9 +5,9 @@ use super::prompt::PromptLogprobs;
 use super::spec::{Committed, RequestSpec};
 use super::{BARREN_HOPS_MAX, Finished};
 use crate::constraint::Constraint;
-use crate::executor::{Drawn, TokenLogprobs};
+use crate::executor::{Drawn, Signals, TokenLogprobs};
 use crate::ids::{ModelIdx, TokenId};
-use crate::job::FinishReason;
+use crate::job::{Dropped, FinishReason};
 use crate::kv::{KvPool, Lease};
 use crate::peer::{Known, PeerError, PeerReq};
 use crate::routing::{Decision, Route};
@@ -35,6 +35,8 @@ pub(super) struct Body {
     /// Present until the log-probabilities of the prompt that were asked for are complete.
     pub(super) prompt: Option<PromptLogprobs>,
     pub(super) hops: u32,
+    /// The candidate of the next place that was not kept, if entropies are reported.
+    pub(super) dropped: Option<Dropped>,
     pub(super) barren: u8,
     pub(super) attempts: u8,
 }
@@ -56,6 +58,7 @@ impl Body {
             constraint: None,
             prompt: None,
             hops: 0,
+            dropped: None,
             barren: 0,
             attempts: 0,
             spec,
@@ -72,6 +75,7 @@ impl Body {
         self.known.copy_from_slice(&message.known);
         self.known[self.me.index()] = self.tokens.len() as u32;
         self.hops = message.hops;
+        self.dropped = message.dropped;
         if self.me != self.spec.home {
             self.cached = message.cached;
         }
@@ -129,6 +133,14 @@ impl Body {
         Finished { request }
     }
 
+    /// A candidate is not kept.
+    pub(super) fn reject(&mut self, drawn: &Drawn) {
+        self.barren += 1;
+        let Signals { entropy, score, .. } = &drawn.signals;
+        let entropy = entropy.map(|entropy| entropy.normalised());
+        self.dropped = self.spec.entropy.then_some(Dropped { model: self.me, entropy, score: *score });
+    }
+
     pub(super) fn accept(&mut self, drawn: Drawn) -> Committed {
         let position = self.tokens.len() as u32;
         self.commit(drawn.token);
@@ -138,6 +150,7 @@ impl Body {
             token: drawn.token,
             model: self.me,
             entropy: drawn.signals.entropy.map(|entropy| entropy.normalised()),
+            dropped: self.dropped.take(),
             logprobs: drawn.logprobs,
             hops: self.hops,
             cached: self.cached,

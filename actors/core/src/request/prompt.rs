@@ -42,7 +42,8 @@ impl PromptLogprobs {
             return Err(format!("{done} tokens of the prompt have log-probabilities instead of {due}"));
         }
         let logprobs = std::iter::once(None).chain(self.done.into_iter().map(Some));
-        let report = |(&id, logprobs): (&TokenId, _)| TokenReport { id, model: by, entropy: None, logprobs };
+        let report =
+            |(&id, logprobs): (&TokenId, _)| TokenReport { id, model: by, entropy: None, dropped: None, logprobs };
         Ok(prompt.iter().zip(logprobs).map(report).collect())
     }
 }

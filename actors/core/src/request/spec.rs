@@ -4,7 +4,7 @@
 use crate::constraint::ConstraintSpec;
 use crate::executor::TokenLogprobs;
 use crate::ids::{ModelIdx, RequestId, TokenId};
-use crate::job::{FinishReason, Target};
+use crate::job::{Dropped, FinishReason, Target};
 use crate::sampling::SamplingParams;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -57,6 +57,8 @@ pub struct Committed {
     pub model: ModelIdx,
     /// Normalised entropy behind it, if it was computed.
     pub entropy: Option<f32>,
+    /// What the routing dropped in its place, if entropies are reported.
+    pub dropped: Option<Dropped>,
     /// Log-probabilities, if asked for.
     pub logprobs: Option<TokenLogprobs>,
     /// Hops of the request so far.

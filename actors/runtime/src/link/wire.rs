@@ -10,7 +10,7 @@ use tokenrouter_core::peer::Envelope;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// Version of everything below. Peers of another version are refused.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// A frame never takes more bytes than this, its length not counted; a prompt of a million tokens fits.
 pub const FRAME_BYTES_MAX: usize = 8 << 20;

@@ -14,10 +14,19 @@ export function tokenFacts(tokens: Token[], at: number): [string, string][] {
   return [
     ["token", JSON.stringify(token.text)],
     ["made by", taken ? `${token.model}, which took over from ${before.model}` : token.model],
-    ["entropy", token.entropy === null ? "not measured" : token.entropy.toFixed(3)],
+    ["entropy", uncertainty(token.entropy)],
+    ...(token.dropped === undefined ? [] : [["in place of", candidate(token.dropped)] as [string, string]]),
     ["decision after it", decision],
     [taken ? "time, hop included" : "time", time(token.ms / 1000)],
   ];
+}
+
+const uncertainty = (entropy: number | null) => (entropy === null ? "not measured" : entropy.toFixed(3));
+
+/** What made a model hand over. */
+function candidate({ model, entropy, score }: NonNullable<Token["dropped"]>): string {
+  const why = score === null ? `entropy ${uncertainty(entropy)}` : `score ${score.toFixed(3)}, entropy ${uncertainty(entropy)}`;
+  return `a candidate of ${model}: ${why}`;
 }
 
 export class Answer {

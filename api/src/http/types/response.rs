@@ -210,8 +210,22 @@ pub struct TokenDetail {
     /// Entropy of what it was drawn from: 0 when the model was certain, 1 when all tokens were equally probable; null
     /// when it is not known.
     pub entropy: Option<f32>,
+    /// The candidate of another model that the routing dropped in its place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<DroppedDetail>,
     /// Milliseconds since the token before it, or since the request; tokens that came together share them evenly.
     pub ms: f64,
+}
+
+/// What is known of a candidate that was not kept.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct DroppedDetail {
+    /// Name of the model that drew it and handed over.
+    pub model: String,
+    /// Entropy of what it was drawn from; null when it is not known.
+    pub entropy: Option<f32>,
+    /// Score of the learned router for it; null when there is none.
+    pub score: Option<f32>,
 }
 
 /// Tokens consumed and made by a whole HTTP request.

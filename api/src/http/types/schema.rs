@@ -136,7 +136,7 @@ fn generation(shape: &Shape) -> Map<String, Value> {
         ),
         "routing": optional(json!({"type": "object"}), "Parameters of the routing algorithm; see GET /v1/routers."),
         "return_token_models": flag("Report which model made each token."),
-        "return_token_details": flag("Report each token's text, model, entropy and time."),
+        "return_token_details": flag("Report each token's text, model, entropy and time, and what the routing dropped in its place."),
         "user": optional(json!({"type": "string"}), "Accepted and not used."),
         "metadata": optional(json!({"type": "object"}), "Accepted and not used."),
         "store": only(json!(false), "Nothing is stored."),

@@ -160,6 +160,7 @@ fn message(base: u32, tokens: &[TokenId], ext: Vec<u8>) -> PeerReq {
         hops: 1,
         cached: 0,
         barren: 0,
+        dropped: None,
         live: crate::live::LiveNotes::new(),
         ext,
         left: None,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokenrouter_core::constraint::ConstraintSpec;
 use tokenrouter_core::executor::TokenLogprobs;
 use tokenrouter_core::ids::RequestId;
-use tokenrouter_core::job::{Failure, FinishReason, Overdue, Target};
+use tokenrouter_core::job::{Dropped, Failure, FinishReason, Overdue, Target};
 use tokenrouter_core::live::{LiveNote, LiveNotes, Stamp};
 use tokenrouter_core::peer::{Ahead, PeerFrame, PeerReq};
 use tokenrouter_core::request::{Committed, RequestSpec};
@@ -101,9 +101,16 @@ prop_compose! {
         known in vec(any::<u32>(), 0..9),
         live in notes(),
         ext in vec(any::<u8>(), 0..9),
+        dropped in option::of(dropped()),
     ) -> PeerReq {
         let (tokens, known) = (tokens.into(), known.into());
-        PeerReq { request, home, from, to, spec, base, tokens, known, hops, cached, barren, live, ext, left: None }
+        PeerReq { request, home, from, to, spec, base, tokens, known, hops, cached, barren, dropped, live, ext, left: None }
+    }
+}
+
+prop_compose! {
+    fn dropped()(model in model(), (entropy, score) in any::<(Option<f32>, Option<f32>)>()) -> Dropped {
+        Dropped { model, entropy, score }
     }
 }
 
@@ -113,11 +120,12 @@ prop_compose! {
         (position, token, hops, cached) in any::<(u32, u32, u32, u32)>(),
         model in model(),
         entropy in any::<Option<f32>>(),
+        dropped in option::of(dropped()),
         logprobs in option::of((any::<f32>(), vec(any::<(u32, f32)>(), 0..4))),
         finish in option::of(finish()),
     ) -> Committed {
         let logprobs = logprobs.map(|(chosen, top)| TokenLogprobs { chosen, top });
-        Committed { request, position, token, model, entropy, logprobs, hops, cached, finish }
+        Committed { request, position, token, model, entropy, dropped, logprobs, hops, cached, finish }
     }
 }
 
@@ -240,5 +248,5 @@ fn lengths_over_the_limit_and_empty_streams_are_refused() {
 fn another_protocol_is_named_before_anything_else_is_read() {
     let error = decode_hello(&[9, 255, 255, 255]).expect_err("another protocol");
     assert!(matches!(error, WireError::Protocol { theirs: 9 }));
-    assert_eq!(error.to_string(), "the peer speaks protocol 9, this process 4; run the same version in all processes");
+    assert_eq!(error.to_string(), "the peer speaks protocol 9, this process 5; run the same version in all processes");
 }

@@ -10,6 +10,8 @@ const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 300.0;
 /// Left, top, right and bottom edge of the plots.
 const PLOT: (f64, f64, f64, f64) = (64.0, 20.0, 616.0, 244.0);
+/// A line of the names of curves, below the plot.
+const NAME: f64 = 20.0;
 /// Points of a curve at most.
 const POINTS: usize = 240;
 /// Points of a short run's throughput.
@@ -73,7 +75,8 @@ fn throughput(measured: &Measured) -> Vec<(f64, f64)> {
 }
 
 fn figure(title: &str, (across, up): (&str, &str), curves: &[Curve]) -> String {
-    let mut out = opened((WIDTH, HEIGHT), title);
+    let names = if curves.len() > 1 { curves.len() } else { 0 };
+    let mut out = opened((WIDTH, HEIGHT + NAME * names as f64), title);
     let most = |axis: fn(&(f64, f64)) -> f64| {
         let values = curves.iter().flat_map(|(_, points)| points.iter().map(axis));
         values.fold(0.0f64, f64::max).max(1e-9)
@@ -99,8 +102,8 @@ fn figure(title: &str, (across, up): (&str, &str), curves: &[Curve]) -> String {
             "<polyline class=\"curve\" stroke=\"{color}\" points=\"{}\"><title>{title}</title></polyline>",
             places.join(" ")
         );
-        if curves.len() > 1 {
-            let at = PLOT.3 + 52.0 - 14.0 * index as f64;
+        if index < names {
+            let at = HEIGHT + NAME * index as f64;
             let _ = writeln!(out, "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"{color}\"/>", PLOT.0, at - 4.0);
             text(&mut out, (PLOT.0 + 10.0, at), "start", name);
         }
@@ -152,6 +155,11 @@ mod tests {
             let svg = picture.trim_end().strip_prefix("<figure>").and_then(|rest| rest.strip_suffix("</figure>"));
             let found = elements(svg.expect("a figure"));
             assert_eq!(found.iter().filter(|name| *name == "polyline").count(), curves.len());
+            let mut heights: Vec<&str> =
+                picture.split(" y=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+            heights.sort_unstable();
+            let lowest = &heights[heights.len() - 2..];
+            assert!(curves.len() == 1 || lowest == ["300.0", "320.0"], "names are below everything else: {heights:?}");
         }
     }
 }

@@ -292,6 +292,11 @@ fn failed_requests_are_counted_by_reason() {
     let (code, block, err) = bench(&folder, &free.to_string(), &["--prompts", "asked.jsonl", "--model", "m"]);
     assert_eq!((code, block.as_str()), (1, ""));
     assert!(err.contains("before the measured ones") && err.contains("cannot connect"), "{err}");
+    let (code, _, err) = bench(&folder, &free.to_string(), &[]);
+    assert!(code == 1 && err.contains("check that the server runs"), "{err}");
+    // Nor is it asked as fast as it can refuse: at most ten times a second.
+    let (_, block, _) = bench(&folder, &free.to_string(), &[&asked[..], &["--seconds", "0.5"]].concat());
+    assert!((1.0..=6.0).contains(&figure(&block, "cannot connect")), "{block}");
 }
 
 #[test]
@@ -345,7 +350,7 @@ fn keys_and_certificates_of_ones_own_are_shown_and_trusted() {
     assert_eq!((code, err.as_str()), (0, ""), "{block}");
     assert_eq!(figure(&block, "Successful requests"), 4.0);
     let (code, _, err) = asked(&["--ca", &certificate, "--api-key", "wrong"], Some("the-key-of-this-test"));
-    assert!(code == 1 && err.contains("401"), "the option comes first: {err}");
+    assert!(code == 1 && err.contains("401") && err.contains("--api-key"), "the option comes first: {err}");
     let (code, _, err) = asked(&[], Some("the-key-of-this-test"));
     assert!(code == 1 && err.contains("cannot connect") && err.contains("certificate"), "{err}");
     let (code, _, err) = asked(&["--ca", "keys"], None);

@@ -26,6 +26,9 @@ const WHOLE_BYTES_MAX: usize = 16 << 20;
 /// Characters that are kept of what a server said.
 const SAID_MAX: usize = 200;
 
+/// The reason of a request to a server that is not there.
+const ABSENT: &str = "cannot connect";
+
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
@@ -39,6 +42,11 @@ impl Trouble {
     /// A failure of this kind.
     pub fn new(reason: &str, said: &str) -> Trouble {
         Trouble { reason: reason.to_owned(), said: said.chars().take(SAID_MAX).collect() }
+    }
+
+    /// Whether nobody was there to ask.
+    pub fn is_absence(&self) -> bool {
+        self.reason == ABSENT
     }
 }
 
@@ -223,7 +231,7 @@ impl Client {
     }
 
     async fn connect(&self) -> Result<Sender, Trouble> {
-        let failed = |error: &dyn std::fmt::Display| Trouble::new("cannot connect", &error.to_string());
+        let failed = |error: &dyn std::fmt::Display| Trouble::new(ABSENT, &error.to_string());
         let Address { host, port, .. } = &self.address;
         let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(|error| failed(&error))?;
         // Requests are whole in one write; waiting for more would only add to what is measured.

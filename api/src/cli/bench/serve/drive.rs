@@ -12,6 +12,9 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
+/// A request to a server that is not there ends after this time; a closed loop would ask thousands of times a second.
+const ABSENCE: Duration = Duration::from_millis(100);
+
 /// Signals that end a run early.
 pub struct Stop {
     interrupt: Signal,
@@ -104,7 +107,13 @@ pub async fn block(work: &Work<'_>, pace: &Pace, (stop, bar): (&mut Stop, &Progr
             late.set(late.get().max(Instant::now().duration_since(due).as_secs_f64()));
             block.sent.push(Sent { at, outcome: None });
             let body = work.bodies[(work.first + next) % work.bodies.len()].clone();
-            running.push(async move { (next, work.client.stream(work.path, body).await) });
+            running.push(async move {
+                let outcome = work.client.stream(work.path, body).await;
+                if outcome.as_ref().is_err_and(Trouble::is_absence) {
+                    tokio::time::sleep(ABSENCE).await;
+                }
+                (next, outcome)
+            });
             block.peak = block.peak.max(running.len());
             continue;
         }

@@ -145,11 +145,16 @@ async fn prepare(context: &Context, (args, settings): (&Args, &Settings)) -> Res
 }
 
 async fn first_model(client: &Client, url: &str) -> Result<String, CliError> {
-    let failed = |reason: String| CliError::Failed(format!("{url}: {reason}; name the model with --model"));
-    let (status, models) =
-        client.whole(&client.address.api("/models"), None).await.map_err(|t| failed(t.to_string()))?;
+    let failed = |reason: String, remedy: &str| CliError::Failed(format!("{url}: {reason}; {remedy}"));
+    let answer = client.whole(&client.address.api("/models"), None).await;
+    let absent = "check that the server runs there (with a certificate of its own: --ca)";
+    let (status, models) = answer.map_err(|trouble| failed(trouble.to_string(), absent))?;
     let first = models["data"][0]["id"].as_str().map(str::to_owned);
-    first.ok_or_else(|| failed(format!("/models names no model (HTTP {status})")))
+    let remedy = match status {
+        401 | 403 => "give its key with --api-key or OPENAI_API_KEY",
+        _ => "name the model with --model",
+    };
+    first.ok_or_else(|| failed(format!("/models names no model (HTTP {status})"), remedy))
 }
 
 /// Requests that are not measured; they open the connections.

@@ -21,7 +21,7 @@ interface Box {
 type Point = [x: number, y: number];
 
 /** How far the two directions are apart. */
-const APART = { inner: 6, outer: { across: 34, down: 82 } };
+const APART = { inner: 6, outer: { across: 40, down: 82 } };
 
 export function edges(parent: HTMLElement, list: Edge[]): void {
   const drawn = list.map((edge) => {
@@ -39,8 +39,11 @@ export function edges(parent: HTMLElement, list: Edge[]): void {
       const { left, top, width, height } = element.getBoundingClientRect();
       return { x: left - origin.left, y: top - origin.top, width, height };
     };
+    const ends = new Set(drawn.flatMap(({ edge }) => [edge.from, edge.to]));
     for (const { edge, line, head, label } of drawn) {
       const [a, b] = route(box(edge.from), box(edge.to), label !== undefined);
+      const covers = [...ends].some((other) => other !== edge.from && other !== edge.to && crosses(box(other), a, b));
+      for (const part of [line, head, label ?? []].flat()) part.style.display = covers ? "none" : "";
       line.setAttribute("d", `M${a[0]} ${a[1]} L${b[0]} ${b[1]}`);
       const angle = (Math.atan2(b[1] - a[1], b[0] - a[0]) * 180) / Math.PI;
       head.setAttribute("transform", `translate(${b[0]} ${b[1]}) rotate(${angle})`);
@@ -77,6 +80,16 @@ function route(from: Box, to: Box, outer: boolean): [Point, Point] {
   const shift = (point: Point): Point => [point[0] - dy * apart, point[1] + dx * apart];
   const [p, q] = [shift(a), shift(b)];
   return [leave(from, p, [dx, dy]), leave(to, q, [-dx, -dy])];
+}
+
+/** Whether a way leads through a box: it would lie over what stands there. */
+export function crosses(box: Box, [ax, ay]: Point, [bx, by]: Point): boolean {
+  const spans = ([[box.x, box.width, ax, bx], [box.y, box.height, ay, by]] as const).map(([low, size, from, to]) => {
+    const [one, other] = [(low - from) / (to - from), (low + size - from) / (to - from)];
+    if (from === to) return from > low && from < low + size ? [0, 1] : [1, 0];
+    return [Math.min(one, other), Math.max(one, other)];
+  });
+  return Math.max(0, ...spans.map(([enter]) => enter!)) < Math.min(1, ...spans.map(([, leave]) => leave!));
 }
 
 /** Where a ray from inside a box leaves it. */

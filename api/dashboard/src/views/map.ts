@@ -73,7 +73,7 @@ function actorMap(store: Store, selected: () => string | null): HTMLElement {
       if (to < 0 || to === from) return;
       const p = () => measured(modelAt(store, from), hop.to);
       const hops = () => hopRate(store, from, at);
-      const label = [h("b", {}, `${model.name} → ${hop.to}`), h("span", { "data-key": `hops:${from}:${to}` }, () => rate(hops(), "hops")), h("span", {}, () => `p = ${chance(p())}`)];
+      const label = [h("b", {}, h("span", {}, model.name), " → ", h("span", {}, hop.to)), h("span", { "data-key": `hops:${from}:${to}` }, () => rate(hops(), "hops")), h("span", {}, () => `p = ${chance(p())}`)];
       between.push({ from: boxes[from]!, to: boxes[to]!, rate: hops, kind: modelClass(to), label });
     }),
   );

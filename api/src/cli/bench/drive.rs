@@ -266,7 +266,8 @@ mod tests {
     use super::*;
 
     fn tokens(models: &[u8]) -> Vec<TokenReport> {
-        let token = |&model: &u8| TokenReport { id: 0, model: ModelIdx(model), entropy: None, dropped: None, logprobs: None };
+        let token =
+            |&model: &u8| TokenReport { id: 0, model: ModelIdx(model), entropy: None, dropped: None, logprobs: None };
         models.iter().map(token).collect()
     }
 

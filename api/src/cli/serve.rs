@@ -170,7 +170,7 @@ async fn serve(
         tracing::warn!("stopped before all clients were told");
     }
     if let Some(tracer) = &door.tracer {
-        tracer.flush(CLOSE_MAX);
+        tracer.stop(CLOSE_MAX);
     }
     Ok(())
 }

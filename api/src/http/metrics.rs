@@ -7,7 +7,7 @@
 use super::latency::Latencies;
 use super::meter::{Asked, RequestMeter};
 use super::trace::Answering;
-use crate::telemetry::{Trace, Value};
+use crate::telemetry::Trace;
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, Result, TextEncoder,
 };
@@ -300,7 +300,7 @@ impl HttpMeter {
     pub fn answered(&mut self, status: u16) {
         self.answered = true;
         if let Some(trace) = &self.trace {
-            trace.set("http.response.status_code", Value::Int(status.into()));
+            trace.set("http.response.status_code", i64::from(status));
             if status >= 500 {
                 trace.fail(&status.to_string(), "the answer is an error");
             }

@@ -3,10 +3,12 @@
 
 use super::App;
 use super::types::generation::Generation;
-use crate::telemetry::{Parent, Trace, Value};
+use crate::telemetry::Trace;
 use actix_web::dev::ServiceRequest;
 use actix_web::http::header::HeaderMap;
 use actix_web::{HttpMessage, HttpRequest};
+use opentelemetry::propagation::Extractor;
+use opentelemetry::{Array, KeyValue, StringValue, Value};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::{Job, TokenReport, Usage};
@@ -17,18 +19,25 @@ const ROUTES: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 /// Begins the span of a request to generate, and leaves it where the handler finds it.
 pub fn begin(app: &App, request: &ServiceRequest, (route, id): (&str, &str)) -> Option<Trace> {
     let tracer = app.tracer.as_ref().filter(|_| ROUTES.contains(&route) && request.method() == "POST")?;
-    let header = |name: &str| text(request.headers(), name);
-    let trace = tracer.begin(Parent::read(header("traceparent"), header("tracestate")))?;
-    trace.name(format!("POST {route}"));
+    let trace = tracer.begin(format!("POST {route}"), &Headers(request.headers()))?;
     for (key, value) in [("http.request.method", "POST"), ("http.route", route), ("tokenrouter.request.id", id)] {
-        trace.set(key, Value::Text(value.to_owned()));
+        trace.set(key, value.to_owned());
     }
     request.extensions_mut().insert(trace.clone());
     Some(trace)
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
-    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+/// Where a request says whose child its span is.
+struct Headers<'a>(&'a HeaderMap);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(|name| name.as_str()).collect()
+    }
 }
 
 /// The span of a request, from where [`begin`] left it.
@@ -55,7 +64,7 @@ struct Sums {
     /// By model.
     tokens: Vec<u64>,
     hops: u64,
-    reasons: Vec<String>,
+    reasons: Vec<StringValue>,
 }
 
 impl Answering {
@@ -75,15 +84,15 @@ impl Answering {
             ("gen_ai.response.model", &generation.model),
             ("gen_ai.response.id", id),
         ];
-        texts.into_iter().for_each(|(key, value)| trace.set(key, Value::Text(value.to_owned())));
-        let mut numbers = vec![("gen_ai.request.choice.count", Value::Int(i64::from(generation.n)))];
+        texts.into_iter().for_each(|(key, value)| trace.set(key, value.to_owned()));
+        let mut numbers = vec![("gen_ai.request.choice.count", Value::I64(generation.n.into()))];
         if let Some(max) = generation.stop.max_tokens {
-            numbers.push(("gen_ai.request.max_tokens", Value::Int(i64::from(max))));
+            numbers.push(("gen_ai.request.max_tokens", Value::I64(max.into())));
         }
         if let Some(sampling) = jobs.first().map(|job| &job.sampling) {
-            numbers.push(("gen_ai.request.temperature", Value::Real(sampling.temperature.into())));
-            numbers.push(("gen_ai.request.top_p", Value::Real(sampling.top_p.into())));
-            numbers.push(("gen_ai.request.seed", Value::Int(sampling.seed.cast_signed())));
+            numbers.push(("gen_ai.request.temperature", Value::F64(sampling.temperature.into())));
+            numbers.push(("gen_ai.request.top_p", Value::F64(sampling.top_p.into())));
+            numbers.push(("gen_ai.request.seed", Value::I64(sampling.seed.cast_signed())));
         }
         numbers.into_iter().for_each(|(key, value)| trace.set(key, value));
         let sums = Sums { tokens: vec![0; names.len()], ..Sums::default() };
@@ -94,8 +103,8 @@ impl Answering {
         self.sums.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn name(&self, model: ModelIdx) -> Value {
-        Value::Text(self.names.get(model.index()).cloned().unwrap_or_else(|| model.to_string()))
+    fn name(&self, model: ModelIdx) -> String {
+        self.names.get(model.index()).cloned().unwrap_or_else(|| model.to_string())
     }
 
     /// A choice was accepted.
@@ -112,7 +121,7 @@ impl Answering {
 
     /// A choice ended.
     pub fn ended(&self, reason: &str) {
-        self.sums().reasons.push(reason.to_owned());
+        self.sums().reasons.push(reason.to_owned().into());
     }
 
     /// A choice failed.
@@ -124,12 +133,12 @@ impl Answering {
 impl Drop for Answering {
     fn drop(&mut self) {
         let sums = std::mem::take(self.sums.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let int = |number: u64| Value::Int(i64::try_from(number).unwrap_or(i64::MAX));
+        let int = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let (n, made): (u64, u64) = (self.n.into(), sums.tokens.iter().sum());
         self.trace.set("gen_ai.usage.input_tokens", int(sums.prompt / n));
         self.trace.set("gen_ai.usage.output_tokens", int(made));
         self.trace.set("gen_ai.usage.cache_read.input_tokens", int(sums.cached / n));
-        self.trace.set("gen_ai.response.finish_reasons", Value::Texts(sums.reasons));
+        self.trace.set("gen_ai.response.finish_reasons", Value::Array(Array::String(sums.reasons)));
         self.trace.set("tokenrouter.hops", int(sums.hops));
         for (name, tokens) in self.names.iter().zip(sums.tokens) {
             self.trace.set(format!("tokenrouter.tokens.{name}"), int(tokens));
@@ -153,14 +162,14 @@ impl Way {
         for token in tokens {
             if self.at != Some(token.model) {
                 let mut event = vec![
-                    ("tokenrouter.to".into(), answering.name(token.model)),
-                    ("tokenrouter.position".into(), Value::Int(self.position)),
-                    ("tokenrouter.choice".into(), Value::Int(choice as i64)),
+                    KeyValue::new("tokenrouter.to", answering.name(token.model)),
+                    KeyValue::new("tokenrouter.position", self.position),
+                    KeyValue::new("tokenrouter.choice", choice as i64),
                 ];
                 let name = match self.at {
                     Some(from) => {
-                        event.push(("tokenrouter.from".into(), answering.name(from)));
-                        event.push(("tokenrouter.tokens".into(), Value::Int(self.run)));
+                        event.push(KeyValue::new("tokenrouter.from", answering.name(from)));
+                        event.push(KeyValue::new("tokenrouter.tokens", self.run));
                         "hop"
                     }
                     None => "first token",

@@ -56,7 +56,9 @@ function prediction(store: Store): HTMLElement {
   const text = () => {
     const { prediction, live } = state();
     if (prediction === null) return `No prediction now (${counted(live, "live request")}): the throughput model learns from steps, for as many requests as are live.`;
-    return `For ${counted(prediction.live, "live request")} and the thresholds of now the throughput model says ${rate(prediction.tokens_per_second, "tokens")}; measured: ${rate(store.last("measured"), "tokens")}.`;
+    const execution = state().router.execution.replaceAll("_", " ");
+    const apart = execution === "async" ? "" : ` It describes models that step at the same time (async); here execution is ${execution}.`;
+    return `For ${counted(prediction.live, "live request")} and the thresholds of now the throughput model says ${rate(prediction.tokens_per_second, "tokens")}; measured: ${rate(store.last("measured"), "tokens")}.${apart}`;
   };
   return h("p", { class: "note" }, text);
 }

@@ -1,6 +1,7 @@
 //! Makes the document of `GET /actors` of what the engine and its meters say. Owner: the HTTP layer. Invariant: pure but for
 //! the meters of the HTTP side, which it reads.
 
+use super::ms;
 use super::state::{
     ActorState, BatchingState, Durations, HopState, KvState, LogState, MailboxState, ModelState, PlannerState,
     Prediction, RequestCounts, RouterState, ServedState, State, StepState, TokenCounts,
@@ -16,11 +17,6 @@ use tokenrouter_actors::histogram::Counts;
 use tokenrouter_actors::mailbox::MailboxSnapshot;
 use tokenrouter_actors::runtime::{ModelSnapshot, RuntimeSnapshot};
 use tokenrouter_core::executor::PAGE_TOKENS;
-use tokenrouter_core::ids::Time;
-
-fn ms(time: Time) -> f64 {
-    time.0 as f64 / 1e6
-}
 
 fn json(value: &impl Serialize) -> Value {
     serde_json::to_value(value).unwrap_or_else(|error| Value::String(error.to_string()))

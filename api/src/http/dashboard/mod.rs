@@ -13,6 +13,7 @@ use actix_web::web;
 pub use assets::is_page;
 pub use events::actors;
 use std::sync::Mutex;
+use tokenrouter_core::ids::Time;
 
 /// What is kept between two looks.
 #[derive(Debug, Default)]
@@ -26,4 +27,9 @@ pub fn configure(config: &mut web::ServiceConfig) {
     let events = web::resource("/dashboard/events").route(web::get().to(events::events));
     config.service(events.default_service(only("GET")));
     assets::configure(config);
+}
+
+/// Milliseconds since the server started.
+fn ms(time: Time) -> f64 {
+    time.0 as f64 / 1e6
 }

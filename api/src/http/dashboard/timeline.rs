@@ -1,6 +1,7 @@
 //! What became of the latest requests: where each waited, ran and was pending, put together from the journals of all models.
 //! Owner: whoever asks. Invariant: bounded in requests and in spans of each; a journal that comes late adds what it says.
 
+use super::ms;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -226,10 +227,6 @@ fn told(id: RequestId, record: &Record, (names, spans): (&[&str], usize)) -> Tol
         by_model: record.committed.iter().map(|(model, tokens)| (name(*model), *tokens)).collect(),
         spans: last.into_iter().map(span).collect(),
     }
-}
-
-fn ms(time: Time) -> f64 {
-    time.0 as f64 / 1e6
 }
 
 #[cfg(test)]

@@ -170,6 +170,25 @@ fn shells_read_the_completions() {
     }
 }
 
+/// What a command does not read is refused, before anything is done.
+#[test]
+fn launch_files_are_refused_where_none_is_read() {
+    let folder = Folder::new();
+    for command in [
+        &["completions", "bash"][..],
+        &["convert-router", "in", "out"],
+        &["synth-model", "--size", "0.6b", "--out", "out"],
+        &["bench", "serve", "--url", "http://127.0.0.1:1"],
+    ] {
+        for option in ["--config", "--params"] {
+            let (code, out, err) = run(&folder, &[command, &[option, "a=1"]].concat());
+            assert_eq!((code, out.as_str()), (2, ""), "{command:?}");
+            assert!(err.contains("--config and --params have no meaning here"), "{command:?}: {err}");
+        }
+    }
+    assert!(!folder.path.join("out").exists());
+}
+
 /// The picture holds the answer's own text, line by line.
 #[test]
 fn an_answer_becomes_a_picture() {

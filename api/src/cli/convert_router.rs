@@ -26,6 +26,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
+    context.common.without_launch_file("convert-router reads a checkpoint")?;
     let conversion = heads::convert(&args.input, &args.output, args.hidden_size)
         .map_err(|error| CliError::Usage(error.to_string()))?;
     let Conversion { config, parameters, notes } = &conversion;

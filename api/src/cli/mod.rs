@@ -181,7 +181,7 @@ impl Command {
             Command::SynthModel(args) => synth_model::run(context, args),
             Command::Bench(args) => bench::run(context, args),
             Command::ConvertRouter(args) => convert_router::run(context, args),
-            Command::Completions(args) => completions::run(args),
+            Command::Completions(args) => completions::run(context, args),
         }
     }
 

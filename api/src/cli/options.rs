@@ -46,6 +46,14 @@ impl Common {
         let params = self.params.iter().map(|text| params(text)).collect::<Result<Vec<_>, _>>()?;
         Ok(Overrides { params: params.into_iter().flatten().collect(), ..Overrides::default() })
     }
+
+    /// Refuses a launch file and its parameters, for a command that reads none; `why` says what it does instead.
+    pub fn without_launch_file(&self, why: &str) -> Result<(), CliError> {
+        if self.config.is_some() || !self.params.is_empty() {
+            return Err(CliError::Usage(format!("{why}: --config and --params have no meaning here; leave them out")));
+        }
+        Ok(())
+    }
 }
 
 /// Reads `a=1,b=text`: values are JSON where they can be, otherwise text.

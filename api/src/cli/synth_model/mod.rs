@@ -71,6 +71,7 @@ enum Quant {
 
 /// Runs the command.
 pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
+    context.common.without_launch_file("synth-model writes a model from its own options")?;
     let Arch::Qwen3 = args.arch;
     let shape = match args.size {
         Size::B0_6 => Shape::QWEN3_0_6B,

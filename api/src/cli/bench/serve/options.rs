@@ -256,10 +256,7 @@ impl Args {
     /// # Errors
     /// Options of other commands, which mean nothing here.
     pub fn settings(&self, context: &Context) -> Result<Settings, CliError> {
-        if context.common.config.is_some() || !context.common.params.is_empty() {
-            let message = "bench serve measures a server that runs: --config and --params belong to that server";
-            return Err(CliError::Usage(message.to_owned()));
-        }
+        context.common.without_launch_file("bench serve measures a server that runs and has its own")?;
         let (load, prompts) = (&self.load, &self.prompts);
         Ok(Settings {
             endpoint: self.endpoint,

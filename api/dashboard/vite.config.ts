@@ -1,7 +1,8 @@
+import { readFileSync } from "node:fs";
 import { defineConfig } from "vite";
 
-// What its licence asks of copies; the text is in the package.
-const banner = "/*! uPlot, copyright (c) 2022 Leon Sorokin, MIT licence: https://github.com/leeoniya/uPlot */";
+// Its licence asks for its text in copies.
+const banner = `/*! uPlot, https://github.com/leeoniya/uPlot\n\n${readFileSync("node_modules/uplot/LICENSE", "utf8")}*/`;
 
 // Fixed names, so that the server lists its files once; it tells versions apart by their ETag.
 export default defineConfig({

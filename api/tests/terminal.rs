@@ -187,6 +187,12 @@ fn launch_files_are_refused_where_none_is_read() {
         }
     }
     assert!(!folder.path.join("out").exists());
+    for command in
+        [&["train-router", "shards", "--family", "r2r", "--out", "out"][..], &["label", "in", "--output", "out"]]
+    {
+        let (code, _, err) = run(&folder, &[command, &["--params", "a=1"]].concat());
+        assert!(code == 2 && err.contains("nothing is routed while"), "{command:?}: {err}");
+    }
 }
 
 /// The picture holds the answer's own text, line by line.

@@ -15,6 +15,9 @@ pub enum Talk {
     Command,
 }
 
+/// What the HTTP library says of its own start is left out, unless the user chooses a filter.
+const QUIET: &str = "actix_server=warn";
+
 /// Starts logging: the command line comes first, then RUST_LOG, then the launch file.
 pub fn start(context: &Context, file: &LaunchFile, talk: Talk) -> Result<(), CliError> {
     let (filter, origin) = match (&context.common.log_level, &context.environment.log_filter, talk) {
@@ -23,7 +26,11 @@ pub fn start(context: &Context, file: &LaunchFile, talk: Talk) -> Result<(), Cli
         (None, None, Talk::Server) => (file.server.log_level.as_str(), "server.log_level"),
         (None, None, Talk::Command) => ("warn", "the default"),
     };
-    let parsed = EnvFilter::try_new(filter).map_err(|error| {
+    let chosen = match origin {
+        "server.log_level" => format!("{QUIET},{filter}"),
+        _ => filter.to_owned(),
+    };
+    let parsed = EnvFilter::try_new(chosen).map_err(|error| {
         let message = format!(
             "{origin} `{filter}` is no log filter ({error}); write a level such as info or info,tokenrouter=debug"
         );

@@ -47,6 +47,14 @@ impl Common {
         Ok(Overrides { params: params.into_iter().flatten().collect(), ..Overrides::default() })
     }
 
+    /// Refuses routing parameters, for a command that routes nothing.
+    pub fn without_params(&self, why: &str) -> Result<(), CliError> {
+        match self.params.is_empty() {
+            true => Ok(()),
+            false => Err(CliError::Usage(format!("--params: {why}; leave it out"))),
+        }
+    }
+
     /// Refuses a launch file and its parameters, for a command that reads none; `why` says what it does instead.
     pub fn without_launch_file(&self, why: &str) -> Result<(), CliError> {
         if self.config.is_some() || !self.params.is_empty() {

@@ -17,6 +17,9 @@ const RELEASES: Record<Release, string> = {
   pinned: "a request may not wait",
 };
 
+/** Models take turns, which the throughput model does not describe. */
+const TURNS = ["model_sync", "step_sync"];
+
 /** More sizes than that are shown in groups. */
 const ROWS_MAX = 12;
 
@@ -55,10 +58,10 @@ function prediction(store: Store): HTMLElement {
   const state = () => store.state!;
   const text = () => {
     const { prediction, live } = state();
+    const { execution } = state().router;
+    if (prediction === null && TURNS.includes(execution)) return `No prediction: the throughput model describes models that step at the same time; with execution ${execution} they take turns.`;
     if (prediction === null) return `No prediction now (${counted(live, "live request")}): the throughput model learns from steps, for as many requests as are live.`;
-    const execution = state().router.execution.replaceAll("_", " ");
-    const apart = execution === "async" ? "" : ` It describes models that step at the same time (async); here execution is ${execution}.`;
-    return `For ${counted(prediction.live, "live request")} and the thresholds of now the throughput model says ${rate(prediction.tokens_per_second, "tokens")}; measured: ${rate(store.last("measured"), "tokens")}.${apart}`;
+    return `For ${counted(prediction.live, "live request")} and the thresholds of now the throughput model says ${rate(prediction.tokens_per_second, "tokens")}; measured: ${rate(store.last("measured"), "tokens")}.`;
   };
   return h("p", { class: "note" }, text);
 }

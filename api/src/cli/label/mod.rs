@@ -77,6 +77,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
+    context.common.without_params("nothing is routed while tokens are labelled")?;
     let judge = judge(args)?;
     let problems = questions(args)?;
     let file = launch::read(context.common.config.as_deref(), &Overrides::default(), &context.environment)?;

@@ -99,6 +99,7 @@ enum Part {
 
 /// Runs the command.
 pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
+    context.common.without_params("nothing is routed while a router is trained")?;
     for (option, share) in [("--validation", args.validation), ("--recall", args.recall)] {
         if !(share > 0.0 && share <= 1.0) {
             return Err(CliError::Usage(format!("{option} is {share}; it must be a share above 0 and up to 1")));

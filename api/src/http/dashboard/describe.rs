@@ -106,7 +106,7 @@ fn batching(snapshot: &RuntimeSnapshot, batcher: &BatcherSnapshot, wait: &Counts
     let (threshold, live) = (batcher.threshold, batcher.live);
     let chosen = match snapshot.settings.policy {
         "eager" => "eager: a step starts as soon as a request waits".to_owned(),
-        "fixed" => format!("fixed by the launch file, never more than {live} live requests allow"),
+        "fixed" => format!("fixed by the launch file, as far as {live} live requests allow"),
         "optimal" => format!("planned at the launch for {live} live requests"),
         "adaptive" => format!("planned from what the models do, for {live} live requests"),
         _ => String::new(),

@@ -33,8 +33,12 @@ struct Last {
 }
 
 impl Forecast {
-    /// The prediction for now, or the last one before it; none while nobody is there or too little was learnt.
+    /// The prediction for now, or the last one before it; none while nobody is there or too little was learnt, and none
+    /// where models take turns, which the throughput model does not describe.
     pub fn look(&self, snapshot: &RuntimeSnapshot) -> Option<Prediction> {
+        if snapshot.settings.execution.takes_turns() {
+            return None;
+        }
         let mut last = self.lock();
         let live = last.live(snapshot)?;
         let (thresholds, behaviours) = known(snapshot)?;
@@ -98,6 +102,7 @@ fn known(snapshot: &RuntimeSnapshot) -> Option<(Vec<u32>, Vec<Behaviour>)> {
 mod tests {
     use super::*;
     use tokenrouter_actors::runtime::ModelSnapshot;
+    use tokenrouter_core::execution::Execution;
 
     fn snapshot(steps: f64) -> RuntimeSnapshot {
         let mut model = ModelSnapshot::default();
@@ -122,6 +127,9 @@ mod tests {
         };
         assert_eq!(found.live, 1);
         assert!((found.tokens_per_second - 100.0).abs() < 3.0, "one model of 10 ms: {found:?}");
+        let mut turns = snapshot(100.0);
+        turns.settings.execution = Execution::ModelSync;
+        assert_eq!(forecast.look(&turns), None, "models take turns");
         let mut empty = snapshot(100.0);
         empty.models[0].batcher.live = 0;
         let later: Vec<_> = (0..=LOOKS).map(|_| forecast.look(&empty)).collect();

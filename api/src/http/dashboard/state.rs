@@ -28,7 +28,7 @@ pub struct State {
     pub(super) conductor: Option<MailboxState>,
     /// How the planning of thresholds goes; null when they do not follow the models.
     pub(super) planner: Option<PlannerState>,
-    /// What the throughput model says of now; null while too little was learnt.
+    /// What the throughput model says of now; null while too little was learnt, and where models take turns.
     pub(super) prediction: Option<Prediction>,
     /// How long clients wait, by served name; only names that were asked for.
     pub(super) latency: Vec<ServedState>,

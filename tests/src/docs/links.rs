@@ -44,7 +44,8 @@ fn fault(page: &Page, pages: &[Page], target: &str) -> Option<String> {
     let here = Path::new(&page.name);
     let file = if path.is_empty() { here.to_owned() } else { here.parent().unwrap_or(Path::new("")).join(path) };
     let Some(file) = plain(&file) else { return Some("leaves the repository".to_owned()) };
-    if !root().join(&file).exists() {
+    let found = pages.iter().find(|page| Path::new(&page.name) == file);
+    if found.is_none() && !root().join(&file).exists() {
         return Some("no such file".to_owned());
     }
     // The book holds docs/ alone.
@@ -53,7 +54,7 @@ fn fault(page: &Page, pages: &[Page], target: &str) -> Option<String> {
         return Some("leaves docs/, where the book cannot follow; name the file in backticks".to_owned());
     }
     let anchor = anchor?;
-    let Some(found) = pages.iter().find(|page| Path::new(&page.name) == file) else {
+    let Some(found) = found else {
         return Some("an anchor in a file that is no page".to_owned());
     };
     (!anchors(&found.text).iter().any(|known| known == anchor)).then(|| "no such heading".to_owned())

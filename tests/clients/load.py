@@ -78,7 +78,7 @@ def live(url):
 
     text = urllib.request.urlopen(f"{url}/metrics").read().decode()
     pages = re.findall(r"^tokenrouter:kv_pages_used\{.*\} (\d+)", text, re.M)
-    aborted = re.findall(r'^vllm:request_success_total\{finished_reason="abort".*\} (\d+)', text, re.M)
+    aborted = re.findall(r'^vllm:request_success_total\{.*finished_reason="abort".*\} (\d+)', text, re.M)
     requests = re.search(r"^tokenrouter:live_requests (\d+)", text, re.M).group(1)
     return int(requests), sum(map(int, pages)), sum(map(int, aborted))
 
@@ -107,7 +107,7 @@ def main():
                   for what in ["p50", "p99"]),
             ])
         before = live(url)[2]
-        more = ["--request-cancellation-rate", "30", "--request-cancellation-delay", "0.05"]
+        more = ["--request-cancellation-rate", "30", "--request-cancellation-delay", "0.01"]
         cancelling = profile(program, command(url, 8, 300 * options.scale, more), "cancelled")
         requests, pages, aborted = live(url)
     finally:

@@ -48,6 +48,8 @@ pub struct Decode {
     timed: Option<Time>,
     /// Of the step in flight.
     kind: StepKind,
+    /// What is to be known later of the step that is being settled.
+    entries: Vec<Entry>,
     learnt_at: Time,
     /// Why the executor is lost, until there is another.
     lost: Option<String>,
@@ -66,8 +68,6 @@ struct Outcome {
     /// Per home of the stream.
     emits: BTreeMap<ModelIdx, Vec<Committed>>,
     lost: Vec<(ModelIdx, RequestId, Failure)>,
-    /// What is to be known of the step later.
-    entries: Vec<Entry>,
 }
 
 impl Decode {
@@ -89,6 +89,7 @@ impl Decode {
             observer,
             timed: None,
             kind: StepKind::Decode,
+            entries: Vec::new(),
             learnt_at: Time::default(),
             lost: None,
             is_watched: false,
@@ -186,22 +187,22 @@ impl Decode {
 
     fn settle(&mut self, running: Vec<Running>, output: StepOutput) -> Outcome {
         let (now, rows) = (self.place.clock.now(), running.len());
-        let mut outcome = Outcome { entries: Vec::with_capacity(rows), ..Outcome::default() };
+        let mut outcome = Outcome::default();
         for (running, row) in running.into_iter().zip(output.rows) {
             let (id, home) = (running.id(), running.spec().home);
             if self.ended.holds(id) {
-                self.note(&running, (false, None), &mut outcome);
+                self.note(&running, (false, None));
                 running.abort();
                 continue;
             }
             match row {
                 RowOutput::Fed(targets) => {
-                    self.note(&running, (false, Some(self.place.me)), &mut outcome);
+                    self.note(&running, (false, Some(self.place.me)));
                     outcome.stay.push(running.fed(targets, now));
                 }
                 RowOutput::Failed(_) if running.is_ahead() => drop(running),
                 RowOutput::Failed(reason) => {
-                    self.note(&running, (false, None), &mut outcome);
+                    self.note(&running, (false, None));
                     drop(running);
                     outcome.lost.push((home, id, self.failure(reason)));
                 }
@@ -223,7 +224,7 @@ impl Decode {
         let waited_since = running.since();
         let (token, next) = running.settle(drawn, now);
         let to = way(self.place.me, &next);
-        outcome.entries.push(self.entry((id, waited_since), (token.is_some(), to)));
+        self.keep((id, waited_since), (token.is_some(), to));
         if is_routed && let Some(to) = to {
             self.observer.went(to.index(), token.is_some().into());
         }
@@ -242,15 +243,15 @@ impl Decode {
         }
     }
 
-    /// What is to be known of a request's step later.
-    fn entry(&self, (request, since): (RequestId, Time), (committed, to): (bool, Option<ModelIdx>)) -> Entry {
+    /// Keeps what is to be known of a request's step later.
+    fn keep(&mut self, (request, since): (RequestId, Time), (committed, to): (bool, Option<ModelIdx>)) {
         let what = What::Stepped { since, began: self.said.began, committed, to };
-        Entry { request, at: self.said.last_step, what }
+        self.entries.push(Entry { request, at: self.said.last_step, what });
     }
 
-    fn note(&self, running: &Running, what: (bool, Option<ModelIdx>), outcome: &mut Outcome) {
+    fn note(&mut self, running: &Running, what: (bool, Option<ModelIdx>)) {
         if !running.is_ahead() {
-            outcome.entries.push(self.entry((running.id(), running.since()), what));
+            self.keep((running.id(), running.since()), what);
         }
     }
 
@@ -281,7 +282,7 @@ impl Decode {
     /// Prompts first, then tokens, then control: a peer's next token must find this one delivered.
     fn send_on(&mut self, outcome: Outcome) {
         let children = &self.place.children;
-        self.place.instruments.journal.add(outcome.entries);
+        self.place.instruments.journal.add(self.entries.drain(..));
         for prompt in outcome.prompts {
             self.place.post(&children.client, prompt);
         }

@@ -20,6 +20,11 @@ pub trait Engine: Send + Sync {
     /// How the engine is now; never waits.
     fn snapshot(&self) -> RuntimeSnapshot;
 
+    /// Whether new requests are taken; never waits.
+    fn is_open(&self) -> bool {
+        self.snapshot().open
+    }
+
     /// What happened to requests since this was asked last, by model.
     fn take_journals(&self) -> Vec<VecDeque<Entry>> {
         Vec::new()
@@ -45,6 +50,10 @@ impl Engine for Runtime {
 
     fn snapshot(&self) -> RuntimeSnapshot {
         Runtime::snapshot(self)
+    }
+
+    fn is_open(&self) -> bool {
+        Runtime::is_open(self)
     }
 
     fn take_journals(&self) -> Vec<VecDeque<Entry>> {

@@ -32,7 +32,7 @@ pub async fn health(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
 /// # Errors
 /// 503 while the server is stopping.
 pub async fn ready(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
-    match app.engine.snapshot().open {
+    match app.engine.is_open() {
         true => Ok(HttpResponse::Ok().json(json!({ "status": "ready" }))),
         false => Err(ApiError::unavailable("the server is stopping: it takes no new requests")),
     }

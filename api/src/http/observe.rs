@@ -1,5 +1,5 @@
-//! Around every request: its id, one log line, one count; gauges come down when its answer is sent or given up. Owner: the HTTP layer. Invariant: every response that a handler
-//! or a route makes carries `x-request-id`, the client's own if it sent a printable one.
+//! Around every request: its id, one log line, one count; gauges come down when its answer is sent or given up. Owner: the
+//! HTTP layer. Invariant: every response that a handler or a route makes carries `x-request-id`, the client's own if it sent a printable one.
 
 use super::metrics::HttpMeter;
 use super::{App, trace};

@@ -1,5 +1,5 @@
-//! What Decode says of prompts: when they are read, and their log-probabilities on their way to the user. Owner: the Client. Invariant: they are delivered at once, before
-//! the first token, which is held while a lap goes around.
+//! What Decode says of prompts: when they are read, and their log-probabilities on their way to the user. Owner: the Client.
+//! Invariant: log-probabilities are delivered at once, before the first token, which is held while a lap goes around.
 
 use super::Client;
 use crate::messages::{Began, PromptRead};

@@ -85,7 +85,7 @@ impl Runtime {
             now: inner.clock.now(),
             live: inner.server.live.load(Ordering::Relaxed),
             prompt_tokens: inner.server.prompt_tokens.load(Ordering::Relaxed),
-            open: inner.open.load(Ordering::Acquire),
+            open: self.is_open(),
             settings: self.settings(),
             conductor: inner.conductor.as_ref().map(Meter::read),
             planner: self.planner(),
@@ -115,6 +115,11 @@ impl Runtime {
             }
         }
         out
+    }
+
+    /// Whether new requests are accepted.
+    pub fn is_open(&self) -> bool {
+        self.0.open.load(Ordering::Acquire)
     }
 
     fn settings(&self) -> Settings {

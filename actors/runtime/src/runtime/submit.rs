@@ -5,7 +5,6 @@ use super::{Reply, Runtime};
 use crate::admission::Permit;
 use crate::link::local;
 use crate::messages::{Submit, Ticket};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokenrouter_core::ids::ModelIdx;
 use tokenrouter_core::job::{Job, Refusal, Target};
@@ -33,7 +32,7 @@ impl Runtime {
     /// # Errors
     /// [`Refusal`] when they are too many now.
     pub fn admit(&self, jobs: &[Job]) -> Result<Vec<Permit>, Refusal> {
-        if !self.0.open.load(Ordering::Acquire) {
+        if !self.is_open() {
             return Err(Refusal::Unavailable("shutting down".into()));
         }
         Permit::all(&self.0.server, self.0.clock, jobs).inspect_err(|refusal| {

@@ -85,7 +85,7 @@ fn stream(app: Data<App>) -> impl Stream<Item = Result<Bytes, Infallible>> {
     unfold((app, ticks, 0u64), |(app, ticks, count): (Data<App>, Interval, u64)| async move {
         let mut ticks = ticks;
         ticks.tick().await;
-        if !app.engine.snapshot().open {
+        if !app.engine.is_open() {
             return None;
         }
         let mut text = event("state", &app.dashboard.state(&app));

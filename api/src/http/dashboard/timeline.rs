@@ -97,6 +97,10 @@ struct Record {
     prompt_tokens: u32,
     committed: BTreeMap<usize, u32>,
     spans: VecDeque<Span>,
+    /// The model that control went to last, and when, until a step of it there is over.
+    awaits: Option<(usize, Time)>,
+    /// End of the latest step that is known.
+    latest: Time,
 }
 
 impl Record {
@@ -131,11 +135,23 @@ impl Record {
             }
             self.push(Span { model, kind: Kind::Running, from: began, to: Some(at), steps: 1 });
         }
-        if to.is_some_and(|to| to.index() != model) {
+        if let Some(to) = to.map(ModelIdx::index).filter(|to| *to != model) {
             self.is_routed = true;
-            let to = self.ended.map(|(ended, _)| ended.max(at));
-            self.push(Span { model, kind: Kind::Pending, from: at, to, steps: 0 });
+            let ended = self.ended.map(|(ended, _)| ended.max(at));
+            self.push(Span { model, kind: Kind::Pending, from: at, to: ended, steps: 0 });
+            if at >= self.latest {
+                self.awaits = Some((to, at));
+            }
+        } else if at >= self.latest {
+            self.awaits = None;
         }
+        self.latest = self.latest.max(at);
+    }
+
+    /// Where a live request has come and no step of it has ended: it is taken to wait.
+    fn awaited(&self) -> Option<Span> {
+        let (model, from) = self.awaits.filter(|_| self.ended.is_none())?;
+        Some(Span { model, kind: Kind::Waiting, from, to: None, steps: 0 })
     }
 
     fn end(&mut self, at: Time, outcome: &'static str) {
@@ -182,6 +198,7 @@ impl Timeline {
             What::Arrived { is_routed, prompt_tokens } => {
                 (record.is_routed, record.entry, record.arrived) = (is_routed, Some(model), at);
                 record.prompt_tokens = prompt_tokens;
+                record.awaits = record.awaits.or_else(|| record.spans.is_empty().then_some((model, at)));
             }
             What::Stepped { since, began, committed, to } => {
                 *record.committed.entry(model).or_default() += u32::from(committed);
@@ -206,9 +223,10 @@ impl Timeline {
 
 fn told(id: RequestId, record: &Record, (names, spans): (&[&str], usize)) -> Told {
     let name = |model: usize| names.get(model).copied().unwrap_or_default().to_owned();
-    let mut last: Vec<&Span> = record.spans.iter().skip(record.spans.len() - spans).collect();
+    let mut last: Vec<Span> = record.spans.iter().skip(record.spans.len() - spans).copied().collect();
+    last.extend(record.awaited());
     last.sort_by_key(|span| span.from);
-    let span = |span: &Span| ToldSpan {
+    let span = |span: Span| ToldSpan {
         model: name(span.model),
         kind: span.kind,
         from_ms: ms(span.from),
@@ -274,10 +292,16 @@ mod tests {
         let back = [step(5, (60, 60, 70), None), ended(5, 71)];
         let large = [step(5, (31, 40, 60), Some(0))];
         let mut timeline = Timeline::default();
+        timeline.absorb(vec![VecDeque::from([arrived(5, 0)]), VecDeque::new()]);
+        assert_eq!(spans(&timeline, 1), [("small".to_owned(), Kind::Waiting, 0.0, None, 0)], "before its first step");
         timeline.absorb(vec![small.into(), VecDeque::new()]);
         let small = |kind, from, to, steps| ("small".to_owned(), kind, from, to, steps);
         let large_at = |kind, from, to, steps| ("large".to_owned(), kind, from, to, steps);
-        let begin = [small(Kind::Running, 0.0, Some(30.0), 3), small(Kind::Pending, 30.0, None, 0)];
+        let begin = [
+            small(Kind::Running, 0.0, Some(30.0), 3),
+            small(Kind::Pending, 30.0, None, 0),
+            large_at(Kind::Waiting, 30.0, None, 0),
+        ];
         assert_eq!(spans(&timeline, 35), begin, "while it is away");
         // What came first is told last.
         timeline.absorb(vec![back.into(), VecDeque::new()]);

@@ -9,6 +9,7 @@
 
 pub mod activation;
 pub mod attention;
+pub mod cuda;
 mod error;
 pub mod head;
 pub mod matmul;

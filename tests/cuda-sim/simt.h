@@ -4,6 +4,7 @@
 #pragma once
 #include <math.h>
 #include "simt_run.h"
+#include "simt_try.h"
 
 #ifndef SIMT
 #define SIMT 1
@@ -135,6 +136,13 @@ template <float (*WIDE)(unsigned)> inline void multiply(Warp& warp) {
     }
 }
 } // namespace simt
+inline float simt_f16_to_f32(unsigned short half) { return simt::wide_f16(half); }
+inline unsigned short simt_f32_to_f16(float x) { // to nearest even
+    _Float16 half = static_cast<_Float16>(x);
+    unsigned short bits;
+    memcpy(&bits, &half, sizeof bits);
+    return bits;
+}
 inline void simt_mma_16816(float d[4], const unsigned a[4], const unsigned b[2], bool bf16, SIMT_SITE) {
     unsigned lane = simt::state.current % 32, g = lane / 4, t = lane % 4;
     simt::Warp& warp = simt::state.warps[simt::state.current / 32];

@@ -31,8 +31,17 @@ struct simt_entry {
     const char* name;
     void (*invoke)(void** params);
     const unsigned* sizes;
+    const bool* pointers; // which arguments are pointers
     unsigned count;
     unsigned threads; // of __launch_bounds__
+};
+// What a compiled kernel file offers, by the symbol `simt_module`.
+struct simt_launch;
+struct simt_module_table {
+    unsigned count;
+    const simt_entry* entries;
+    int (*run)(const simt_launch&);
+    void (*where)(unsigned at[6]); // block and thread that run now
 };
 // One launch. `schedule`: 0 forward, 1 reverse, others seed a random order.
 struct simt_launch {
@@ -397,6 +406,11 @@ inline int run(const simt_launch& launch) {
     return s.code;
 }
 
+inline void where(unsigned at[6]) {
+    const unsigned now[6] = {blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z};
+    memcpy(at, now, sizeof now);
+}
+
 template <class... A, size_t... I>
 inline void unpack(void (*kernel)(A...), void** params, std::index_sequence<I...>) {
     kernel(*static_cast<std::remove_cv_t<A>*>(params[I])...);
@@ -407,29 +421,13 @@ template <class... A, void (*KERNEL_FUNCTION)(A...)> struct Signature<KERNEL_FUN
     static void invoke(void** params) { unpack(KERNEL_FUNCTION, params, std::index_sequence_for<A...>{}); }
     static constexpr unsigned count = sizeof...(A);
     static constexpr unsigned sizes[sizeof...(A) + 1] = {unsigned(sizeof(A))..., 0};
+    static constexpr bool pointers[sizeof...(A) + 1] = {std::is_pointer_v<A>..., false};
 };
 } // namespace simt
 
 // The table row of a kernel.
 #define SIMT_ENTRY(kernel, threads)                                                                                  \
     simt_entry {                                                                                                      \
-        #kernel, simt::Signature<&kernel>::invoke, simt::Signature<&kernel>::sizes, simt::Signature<&kernel>::count,  \
-            unsigned(threads)                                                                                         \
+        #kernel, simt::Signature<&kernel>::invoke, simt::Signature<&kernel>::sizes,                                   \
+            simt::Signature<&kernel>::pointers, simt::Signature<&kernel>::count, unsigned(threads)                    \
     }
-
-// Runs a kernel from a program written by hand; prints the report of a failure and returns its code.
-template <auto KERNEL_FUNCTION, class... A>
-inline int simt_try(const char* name, dim3 grid, dim3 block, size_t dynamic_bytes, unsigned schedule, A... args) {
-    using S = simt::Signature<KERNEL_FUNCTION>;
-    static_assert(sizeof...(A) == S::count, "number of arguments");
-    void* params[] = {static_cast<void*>(&args)..., nullptr};
-    for (unsigned i = 0, sizes[] = {unsigned(sizeof(A))..., 0}; i < S::count; i++)
-        if (sizes[i] != S::sizes[i]) return fprintf(stderr, "%s: argument %u has another size\n", name, i), 1;
-    char report[512] = "";
-    simt_entry entry{name, S::invoke, S::sizes, S::count, 0};
-    int code = simt::run({&entry, grid, block, dynamic_bytes, schedule, params, report, sizeof report});
-    if (code) fprintf(stderr, "%s\n", report);
-    return code;
-}
-#define SIMT_TRY(kernel, grid, block, dynamic_bytes, schedule, ...)                                                   \
-    simt_try<&kernel>(#kernel, grid, block, dynamic_bytes, schedule, ##__VA_ARGS__)

@@ -52,7 +52,7 @@ struct Ask {
 struct Draw {
     u32 flags;
     float temperature;
-    float min_p;
+    float log_min_p;  // logarithm of min-p, -45 to 0
     float top_p;
     u32 top_k;
     u32 edit_first;

@@ -68,8 +68,9 @@ pub struct Draw {
     pub flags: u32,
     /// Divides logits.
     pub temperature: f32,
-    /// Least share of the highest probability; 0 = off.
-    pub min_p: f32,
+    /// Logarithm of the least share of the highest probability that is drawn, -45 to 0: from the host, whose logarithm may
+    /// differ from that of a device.
+    pub log_min_p: f32,
     /// Share of the probability to draw from; 1 = off.
     pub top_p: f32,
     /// Tokens to draw from; 0 = off.

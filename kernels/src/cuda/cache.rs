@@ -21,7 +21,8 @@ fn fnv(start: u64, parts: &[&str]) -> u64 {
 /// Names a source with everything it is compiled with, but for the compiler.
 fn key((source, arch): (&Source, &str)) -> String {
     let options = options(source, arch).join(" ");
-    let parts = [source.name, source.text, COMMON.1, &options];
+    let headers = source.headers.iter().flat_map(|&(name, text)| [name, text]);
+    let parts: Vec<&str> = [source.name, source.text, COMMON.1, &options].into_iter().chain(headers).collect();
     format!("{:016x}{:016x}", fnv(0xcbf2_9ce4_8422_2325, &parts), fnv(0x9ae1_6a3b_2f90_404f, &parts))
 }
 
@@ -75,9 +76,10 @@ pub(super) fn store(folder: &Path, which: (&Source, &str), version: (i32, i32), 
 mod tests {
     use super::*;
 
-    const A: Source = Source { name: "a.cu", text: "one", exact: false };
-    const B: Source = Source { name: "a.cu", text: "two", exact: false };
-    const C: Source = Source { name: "a.cu", text: "one", exact: true };
+    const A: Source = Source { name: "a.cu", text: "one", headers: &[], exact: false };
+    const B: Source = Source { text: "two", ..A };
+    const C: Source = Source { exact: true, ..A };
+    const D: Source = Source { headers: &[("b.cuh", "three")], ..A };
 
     #[test]
     fn only_what_was_made_from_the_same_is_found() {
@@ -91,6 +93,7 @@ mod tests {
         assert_eq!(find(&folder, (&A, "sm_80"), Some((12, 9))), None, "another architecture");
         assert_eq!(find(&folder, (&B, "sm_90"), Some((12, 9))), None, "another text");
         assert_eq!(find(&folder, (&C, "sm_90"), Some((12, 9))), None, "other options");
+        assert_eq!(find(&folder, (&D, "sm_90"), Some((12, 9))), None, "another header");
         let file = folder.join(name((&A, "sm_90"), (12, 9)));
         let whole = std::fs::read(&file).expect("it was stored");
         for damaged in [&whole[..whole.len() - 1], b"", b"tokenrouter cubin 1 4 0\ncode"] {

@@ -4,11 +4,11 @@
 use super::cache;
 use super::error::CudaError;
 use cudarc::nvrtc::{result, sys};
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CString, c_char};
 use std::path::Path;
 
 /// What every source includes.
-pub(super) const COMMON: (&CStr, &str) = (c"common.cuh", include_str!("common.cuh"));
+pub(super) const COMMON: (&str, &str) = ("common.cuh", include_str!("common.cuh"));
 
 /// A CUDA source file of this crate.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -17,6 +17,8 @@ pub struct Source {
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
+    /// Names and texts of what it includes beside `common.cuh`.
+    pub headers: &'static [(&'static str, &'static str)],
     /// Whether products and sums stay apart (`--fmad=false`), so that they round as on the host.
     pub exact: bool,
 }
@@ -87,17 +89,24 @@ pub fn compile_for(source: &Source, arch: &str, report: bool) -> Result<Compiled
 /// A program of NVRTC with the texts it points to.
 struct Program {
     raw: sys::nvrtcProgram,
-    _texts: [CString; 3],
+    /// Text, name, then names and texts of headers in turn.
+    _texts: Vec<CString>,
 }
 
 impl Program {
     fn new(source: &Source) -> Result<Self, result::NvrtcError> {
-        let texts = [source.text, source.name, COMMON.1].map(|text| CString::new(text).unwrap_or_default());
-        let [text, name, header] = texts.each_ref().map(|text| text.as_ptr());
+        let headers = std::iter::once(&COMMON).chain(source.headers).flat_map(|&(name, text)| [name, text]);
+        let texts = [source.text, source.name].into_iter().chain(headers);
+        let texts: Vec<CString> = texts.map(|text| CString::new(text).unwrap_or_default()).collect();
+        let pointers: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
+        let (names, bodies): (Vec<_>, Vec<_>) = pointers[2..].chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();
         let mut raw = std::ptr::null_mut();
-        let (headers, names): ([*const c_char; 1], [*const c_char; 1]) = ([header], [COMMON.0.as_ptr()]);
         // SAFETY: all texts end in a zero and live as long as the program.
-        unsafe { sys::nvrtcCreateProgram(&mut raw, text, name, 1, headers.as_ptr(), names.as_ptr()) }.result()?;
+        unsafe {
+            let (count, bodies, names) = (names.len() as i32, bodies.as_ptr(), names.as_ptr());
+            sys::nvrtcCreateProgram(&mut raw, pointers[0], pointers[1], count, bodies, names)
+        }
+        .result()?;
         Ok(Program { raw, _texts: texts })
     }
 

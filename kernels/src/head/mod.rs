@@ -5,6 +5,7 @@
 //! reach memory only for rows that are kept. Invariant: sums are those of chunks of 512 ids, put together in order, so
 //! what is said of a row depends neither on the batch nor on the threads. Ties go to the lowest id.
 
+pub mod cuda;
 mod reduce;
 
 use crate::Pool;

@@ -2,9 +2,9 @@
 // Owner: tests/cuda-sim. Part of simt.h; everything here lives once in each compiled kernel file.
 // Invariant: a block ends with all threads returned, or with a report that names the kernel; it never hangs.
 #pragma once
+#include "simt_types.h"
 #include <link.h>
 #include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -14,45 +14,9 @@
 #endif
 
 #define SIMT_HIDDEN __attribute__((visibility("hidden")))
-#define SIMT_EXPORT extern "C" __attribute__((visibility("default")))
 
-struct uint3 {
-    unsigned x, y, z;
-};
-struct dim3 {
-    unsigned x, y, z;
-    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
-};
 SIMT_HIDDEN uint3 threadIdx, blockIdx;
 SIMT_HIDDEN dim3 blockDim, gridDim;
-
-// One entry point of a kernel file. `sizes` holds the bytes of each argument.
-struct simt_entry {
-    const char* name;
-    void (*invoke)(void** params);
-    const unsigned* sizes;
-    const bool* pointers; // which arguments are pointers
-    unsigned count;
-    unsigned threads; // of __launch_bounds__
-};
-// What a compiled kernel file offers, by the symbol `simt_module`.
-struct simt_launch;
-struct simt_module_table {
-    unsigned count;
-    const simt_entry* entries;
-    int (*run)(const simt_launch&);
-    void (*where)(unsigned at[6]); // block and thread that run now
-};
-// One launch. `schedule`: 0 forward, 1 reverse, others seed a random order.
-struct simt_launch {
-    const simt_entry* entry;
-    dim3 grid, block;
-    size_t dynamic_bytes;
-    unsigned schedule;
-    void** params;
-    char* report;
-    size_t report_bytes;
-};
 
 namespace simt {
 constexpr unsigned LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / LANES;

@@ -8,6 +8,6 @@ program=$(mktemp "${TMPDIR:-/tmp}/simt.XXXXXX")
 trap 'rm -f "$program"' EXIT
 source=$1
 shift
-"${CXX:-c++}" -O2 -g -std=c++17 -Wall -Wno-attributes -fvisibility=hidden -fno-gnu-unique -DSIMT -I "$here" \
+"${CXX:-c++}" -O2 -g -std=c++17 -Wall -Wno-attributes -Wno-unknown-pragmas -fvisibility=hidden -fno-gnu-unique -DSIMT -I "$here" \
     -I "$here/../../kernels/src/cuda" -include simt.h "$@" -x c++ "$source" -o "$program"
 "$program"

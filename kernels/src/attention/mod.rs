@@ -6,6 +6,7 @@
 //! and what else is in the batch, changes no bit.
 
 mod cache;
+pub mod cuda;
 mod flash;
 mod format;
 

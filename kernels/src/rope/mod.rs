@@ -3,6 +3,8 @@
 //! Owner: a model owns one [`RopeTable`]; scaling rules (linear, llama3, yarn) only change the frequencies and the
 //! attention factor it is built from. Invariant: a token's rotation depends on its position alone.
 
+pub mod cuda;
+
 use crate::memory::Disjoint;
 use crate::simd::{self, Kernel, Simd};
 use crate::{KernelError, Pool};

@@ -2,6 +2,8 @@
 //!
 //! Owner: none, pure functions. Invariant: each value is computed by itself.
 
+pub mod cuda;
+
 use crate::Pool;
 use crate::memory::Disjoint;
 use crate::simd::math::exp;

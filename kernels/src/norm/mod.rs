@@ -3,6 +3,8 @@
 //! Owner: none, pure functions over rows. Invariant: a row is summed in one fixed order, so its result depends on that
 //! row alone.
 
+pub mod cuda;
+
 use crate::Pool;
 use crate::memory::Disjoint;
 use crate::simd::{self, Kernel, LANES, Simd};

@@ -13,6 +13,7 @@
 //! Repacking ([`Matrix::prepare`]) interleaves 16 weight rows, so that one vector holds 4 columns of 16 outputs. Each
 //! output owns a lane: no horizontal sums, and one pass over the weights serves all rows of a step.
 
+pub mod cuda;
 mod float;
 mod int8;
 mod layout;

@@ -1,0 +1,162 @@
+// Rows of matrices: embeddings, gathers, conversions around large products, and random weights for measuring.
+// Owner: cuda.rs and cuda/*.rs. Invariant: every value is made by one thread from its own inputs, so nothing depends on
+// the rest of the batch; rows that do not exist read as zeros.
+
+#include "weights.cuh"
+
+#define COLS_PER_BLOCK 1024u
+
+// One weight of a layout.
+struct F32Value {
+    __device__ static float get(const Matrix& m, u32 row, u32 col) {
+        return static_cast<const float*>(m.codes)[static_cast<u64>(row) * ((m.cols + 3) / 4 * 4) + col];
+    }
+};
+
+template <bool F16> struct HalfValue {
+    __device__ static float get(const Matrix& m, u32 row, u32 col) {
+        u16 value = static_cast<const u16*>(m.codes)[static_cast<u64>(row) * ((m.cols + 7) / 8 * 8) + col];
+        return F16 ? f16_to_f32(value) : bf16_to_f32(value);
+    }
+};
+
+template <u32 BITS> struct CodeValue {
+    __device__ static float get(const Matrix& m, u32 row, u32 col) {
+        u64 group = static_cast<u64>(row / TILE_ROWS) * divide_up(m.cols, GROUP_COLS) + col / GROUP_COLS;
+        u32 j = col / 16 % 4, q = col / 4 % 4, slot = col % 4, half = row % TILE_ROWS / 8, lane = 4 * (row % 8) + q;
+        Scales scales = decode(load_record(m.scales + (group * TILE_ROWS + row % TILE_ROWS) * record_words(m.kind), m.kind), m.kind);
+        float code;
+        if (BITS == 8) {
+            const signed char* bytes = static_cast<const signed char*>(m.codes) + (2 * group + half) * 512;
+            code = static_cast<float>(bytes[16 * lane + 4 * j + (slot >> 1 | (slot & 1) << 1)]);
+        } else {
+            u32 word = static_cast<const u32*>(m.codes)[group * 128 + 4 * lane + 2 * half + j / 2];
+            u32 nibble = 2 * (j % 2) + slot / 2 + 4 * (slot % 2);
+            code = static_cast<float>(static_cast<i32>(word >> (4 * nibble) & 15u) - static_cast<i32>(m.zero));
+        }
+        // The product is exact: fused or not, it is rounded once.
+        float scale = 0.0f, minimum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (i == j) {
+                scale = scales.scale[i];
+                minimum = scales.minimum[i];
+            }
+        }
+        return scale * code - minimum;
+    }
+};
+
+// out[i][..] = row ids[i * stride + at] of the matrix. Block (i, c) makes columns 1024 c.. of row i.
+template <class Value>
+__device__ __forceinline__ void embed(const Matrix& matrix, const u32* ids, u32 stride, u32 at, float* out) {
+    u32 row = ids[static_cast<u64>(blockIdx.x) * stride + at];
+    float* to = out + static_cast<u64>(blockIdx.x) * matrix.cols;
+    for (u32 i = 0; i < COLS_PER_BLOCK; i += 256) {
+        u32 col = blockIdx.y * COLS_PER_BLOCK + i + threadIdx.x;
+        if (col < matrix.cols) to[col] = row < matrix.rows ? Value::get(matrix, row, col) : 0.0f;
+    }
+}
+
+#define EMBED(NAME, VALUE)                                                                                             \
+    KERNEL(256)                                                                                                        \
+    NAME(const void* codes, const u32* scales, u32 rows, u32 cols, u32 kind, u32 zero, const u32* ids, u32 stride,     \
+         u32 at, float* out) {                                                                                         \
+        Matrix matrix = {codes, scales, rows, cols, kind, zero};                                                       \
+        embed<VALUE>(matrix, ids, stride, at, out);                                                                    \
+    }
+
+EMBED(embed_f32, F32Value)
+EMBED(embed_f16, HalfValue<true>)
+EMBED(embed_bf16, HalfValue<false>)
+EMBED(embed_q8, CodeValue<8>)
+EMBED(embed_q4, CodeValue<4>)
+
+// out[i][..] = x[index[i]][..].
+KERNEL(256) gather_rows(const float* x, u32 rows, u32 cols, const u32* index, float* out) {
+    u32 row = index[blockIdx.x];
+    for (u32 i = 0; i < COLS_PER_BLOCK; i += 256) {
+        u32 col = blockIdx.y * COLS_PER_BLOCK + i + threadIdx.x;
+        if (col >= cols) return;
+        out[static_cast<u64>(blockIdx.x) * cols + col] = row < rows ? x[static_cast<u64>(row) * cols + col] : 0.0f;
+    }
+}
+
+// out[m][..] = x[m][..] * scale in 16 bits, padded with zeros to `pitch` columns.
+template <bool F16> __device__ __forceinline__ void to_halves(const float* x, float scale, u16* out, u32 cols, u32 pitch) {
+    for (u32 i = 0; i < COLS_PER_BLOCK; i += 256) {
+        u32 col = blockIdx.y * COLS_PER_BLOCK + i + threadIdx.x;
+        if (col >= pitch) return;
+        float value = col < cols ? x[static_cast<u64>(blockIdx.x) * cols + col] * scale : 0.0f;
+        out[static_cast<u64>(blockIdx.x) * pitch + col] = F16 ? f32_to_f16(value) : f32_to_bf16(value);
+    }
+}
+
+KERNEL(256) to_f16(const float* x, float scale, u16* out, u32 cols, u32 pitch) {
+    to_halves<true>(x, scale, out, cols, pitch);
+}
+
+KERNEL(256) to_bf16(const float* x, float scale, u16* out, u32 cols, u32 pitch) {
+    to_halves<false>(x, scale, out, cols, pitch);
+}
+
+// Rows first.. of a quantised matrix in bf16, padded with zeros to `pitch` columns.
+template <u32 BITS> __device__ __forceinline__ void widen(const Matrix& matrix, u32 first, u16* out, u32 pitch) {
+    u32 row = first + blockIdx.x;
+    for (u32 i = 0; i < COLS_PER_BLOCK; i += 256) {
+        u32 col = blockIdx.y * COLS_PER_BLOCK + i + threadIdx.x;
+        if (col >= pitch) return;
+        float value = row < matrix.rows && col < matrix.cols ? CodeValue<BITS>::get(matrix, row, col) : 0.0f;
+        out[static_cast<u64>(blockIdx.x) * pitch + col] = f32_to_bf16(value);
+    }
+}
+
+#define WIDEN(NAME, BITS)                                                                                              \
+    KERNEL(256)                                                                                                        \
+    NAME(const void* codes, const u32* scales, u32 rows, u32 cols, u32 kind, u32 zero, u32 first, u16* out,            \
+         u32 pitch) {                                                                                                  \
+        Matrix matrix = {codes, scales, rows, cols, kind, zero};                                                       \
+        widen<BITS>(matrix, first, out, pitch);                                                                        \
+    }
+
+WIDEN(widen_q8, 8)
+WIDEN(widen_q4, 4)
+
+// y[m][n] += bias[n].
+KERNEL(256) add_bias(float* y, const float* bias, u32 cols) {
+    for (u32 i = 0; i < COLS_PER_BLOCK; i += 256) {
+        u32 col = blockIdx.y * COLS_PER_BLOCK + i + threadIdx.x;
+        if (col < cols) y[static_cast<u64>(blockIdx.x) * cols + col] += bias[col];
+    }
+}
+
+// Number i of a stream (splitmix64).
+__device__ __forceinline__ u64 random_at(u64 seed, u64 i) {
+    u64 z = seed + (i + 1) * 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+__device__ __forceinline__ float uniform(u64 bits, float limit) {
+    return (static_cast<float>(static_cast<u32>(bits >> 40)) * (2.0f / 16777216.0f) - 1.0f) * limit;
+}
+
+// Uniform values in -limit..limit.
+KERNEL(256) random_bf16(u16* out, u64 count, u64 seed, float limit) {
+    u64 step = static_cast<u64>(gridDim.x) * 256;
+    for (u64 i = static_cast<u64>(blockIdx.x) * 256 + threadIdx.x; i < count; i += step)
+        out[i] = f32_to_bf16(uniform(random_at(seed, i), limit));
+}
+
+// Random words, or the same word.
+KERNEL(256) random_words(u32* out, u64 count, u64 seed) {
+    u64 step = static_cast<u64>(gridDim.x) * 256;
+    for (u64 i = static_cast<u64>(blockIdx.x) * 256 + threadIdx.x; i < count; i += step)
+        out[i] = static_cast<u32>(random_at(seed, i) >> 32);
+}
+
+KERNEL(256) fill_words(u32* out, u64 count, u32 word) {
+    u64 step = static_cast<u64>(gridDim.x) * 256;
+    for (u64 i = static_cast<u64>(blockIdx.x) * 256 + threadIdx.x; i < count; i += step) out[i] = word;
+}

@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub mod cpu;
+pub mod cuda;
 pub mod heads;
 pub mod load;
 pub mod models;

@@ -56,14 +56,25 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// Higher logits first, lower ids first among equals.
+    /// Higher logits first, lower ids first among equals, which both zeros are.
     fn rank(&self, other: &Candidate) -> std::cmp::Ordering {
-        other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
+        (other.logit + 0.0).total_cmp(&(self.logit + 0.0)).then(self.id.cmp(&other.id))
     }
 }
 
-fn is_greedy(temperature: f32) -> bool {
+/// Whether a temperature is as good as 0.
+pub(crate) fn is_greedy(temperature: f32) -> bool {
     (0.0..TEMPERATURE_MIN).contains(&temperature)
+}
+
+/// Whether a temperature can divide logits.
+pub(crate) fn is_usable(temperature: f32) -> bool {
+    temperature > 0.0 && temperature.is_finite()
+}
+
+/// Logarithm of the least weight that is drawn, relative to the highest: of min-p, or of the smallest that matters.
+pub(crate) fn log_weight_min(min_p: f32) -> f32 {
+    if min_p > 0.0 { min_p.ln().clamp(LOG_WEIGHT_MIN, 0.0) } else { LOG_WEIGHT_MIN }
 }
 
 /// Whether the candidate is simply the highest raw logit of the real vocabulary.
@@ -96,7 +107,7 @@ impl Sampler {
         if is_greedy(params.temperature) {
             return Ok(best.id);
         }
-        if !(params.temperature > 0.0 && params.temperature.is_finite()) {
+        if !is_usable(params.temperature) {
             return Err(SampleError::Temperature(params.temperature));
         }
         let scale = Scale::new(best.logit, params);
@@ -223,8 +234,7 @@ struct Scale {
 
 impl Scale {
     fn new(max: f32, params: &SamplingParams) -> Scale {
-        let log_min = if params.min_p > 0.0 { params.min_p.ln().max(LOG_WEIGHT_MIN) } else { LOG_WEIGHT_MIN };
-        let floor = (max + log_min.min(0.0) * params.temperature).min(max);
+        let floor = (max + log_weight_min(params.min_p) * params.temperature).min(max);
         Scale { max, inverse_temperature: 1.0 / params.temperature, floor }
     }
 
@@ -256,7 +266,7 @@ fn exp(x: f32) -> f32 {
 }
 
 /// Bias, penalties, bans and mask, in place.
-fn adjust(logits: &mut [f32], draw: &Draw) {
+pub(crate) fn adjust(logits: &mut [f32], draw: &Draw) {
     for &(id, bias) in &draw.params.logit_bias {
         if let Some(logit) = logits.get_mut(id as usize) {
             *logit += bias;
@@ -377,7 +387,7 @@ mod tests {
     /// The rules written out the slow way: sort everything, mask, renormalise. Returns (id, probability) by rank.
     fn distribution(logits: &[f32], params: &SamplingParams) -> Vec<(u32, f64)> {
         let mut all: Vec<(u32, f64)> = logits.iter().enumerate().map(|(i, &l)| (i as u32, f64::from(l))).collect();
-        all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        all.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap().then(a.0.cmp(&b.0)));
         let max = all[0].1;
         let mut probs: Vec<(u32, f64)> =
             all.iter().map(|&(id, l)| (id, ((l - max) / f64::from(params.temperature)).exp())).collect();
@@ -454,6 +464,19 @@ mod tests {
             let shorter = ids.len().min(slow.len());
             assert!(ids.len().abs_diff(slow.len()) <= 1, "case {case} {params:?}: {} {}", ids.len(), slow.len());
             assert_eq!(ids[..shorter], slow[..shorter], "case {case} {params:?}");
+        }
+    }
+
+    #[test]
+    fn both_zeros_are_equal_however_many_tokens_are_sorted() {
+        let logits: Vec<f32> = (0..400).map(|id| if id % 3 == 0 { -0.0 } else { 0.0 }).collect();
+        let mut sampler = Sampler::new(400, 400);
+        for top_k in [50, 128, 129, 300] {
+            let params = SamplingParams { temperature: 1.0, top_k, ..Default::default() };
+            sampler.work.clear();
+            sampler.work.extend_from_slice(&logits);
+            sampler.keep(&params, Scale::new(0.0, &params));
+            assert!(sampler.kept.iter().map(|kept| kept.id).eq(0..top_k), "{top_k}");
         }
     }
 

@@ -60,6 +60,11 @@ impl Mask {
         self.0.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
     }
 
+    /// The bits, as many words as it takes to name the last token that is in it, or more.
+    pub fn words(&self) -> &[u32] {
+        &self.0
+    }
+
     /// Takes all others out: their logits become -inf.
     pub fn apply(&self, logits: &mut [f32]) {
         let mut words = self.0.iter();

@@ -6,7 +6,7 @@ use std::time::Instant;
 use tokenrouter_core::rng::{Stream, mix, unit};
 use tokenrouter_gpu::cpu::{Cpu, CpuOptions};
 use tokenrouter_gpu::heads::{self, Class, Family, HeadConfig, Network, NetworkInput, Scratch};
-use tokenrouter_gpu::ops::Ops;
+use tokenrouter_gpu::ops::{HeadOutput, Ops, Reduced};
 use tokenrouter_gpu::weights::Tensor;
 use tokenrouter_kernels::quant::Format;
 
@@ -67,18 +67,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for rows in [1, 4, 16, 64usize] {
         let mut scratch = Scratch::new(&mut ops, network.config(), rows)?;
         let mut hidden = ops.rows(rows, WIDTH)?;
-        ops.fill(&random(2, rows * WIDTH, 1.0), &mut hidden);
-        let (outputs, mut top): (Vec<u32>, _) = ((0..rows as u32).collect(), random(3, rows * 100, 10.0));
-        let mut scores = Vec::new();
+        hidden.fill(&random(2, rows * WIDTH, 1.0));
+        let scored: Vec<u32> = (0..rows as u32).collect();
+        let mut found = HeadOutput::new(&mut ops, rows, (1, 1))?;
+        found.reduced = random(3, rows * 100, 10.0).chunks(100).map(|row| Ok(reduced(row))).collect();
+        found.drawn = scored.iter().map(|&row| Ok((row, 0.0))).collect();
         let mut best = f64::INFINITY;
         for _ in 0..8 {
-            let input =
-                NetworkInput { hidden: &hidden, embed: &embed, outputs: &outputs, tokens: &outputs, top: &mut top };
+            let input = NetworkInput { hidden: &hidden, embed: &embed, scored: &scored };
             let start = Instant::now();
-            network.score(&mut ops, input, (&mut scratch, &mut scores));
+            network.score(&mut ops, input, (&mut scratch, &mut found));
             best = best.min(start.elapsed().as_secs_f64());
         }
         println!("{rows:3} rows: {:8.2} ms, {:6.2} ms a row", best * 1e3, best * 1e3 / rows as f64);
     }
     Ok(())
+}
+
+/// What a head of a model would have found, had it found these highest logits.
+fn reduced(top: &[f32]) -> Reduced {
+    Reduced { top: top.iter().map(|&logit| (0, logit)).collect(), ..Reduced::default() }
 }

@@ -6,13 +6,14 @@ mod head;
 use crate::batch::Batch;
 use crate::heads::math;
 use crate::ops::{
-    Activation, AttentionRows, GateUp, GatedRows, HeadInput, HeadNorms, HeadOutput, KvShape, LayerNorm, Linear, Norm,
-    Ops, OpsError, Qkv, Residual, Site,
+    Activation, AttentionRows, DrawAt, GateUp, GatedRows, HeadInput, HeadNorms, HeadOutput, KvShape, LayerNorm, Linear,
+    Norm, Ops, OpsError, Qkv, Residual, Shape, Site, Tail,
 };
+use crate::sampling::Sampler;
 use crate::weights::{Rope, RopeLayout, Tensor};
 use smallvec::SmallVec;
 use std::thread::ThreadId;
-use tokenrouter_core::ids::TokenId;
+use tokenrouter_core::executor::{ExecutorError, ExecutorLimits};
 use tokenrouter_kernels::attention::{self, Attend, KvCache, KvRows, Segment};
 use tokenrouter_kernels::matmul::{self, Matrix, QuantizedRows};
 use tokenrouter_kernels::norm::{self, RmsNorm};
@@ -86,6 +87,19 @@ impl CpuRows {
 
     fn values_mut(&mut self) -> &mut [f32] {
         &mut self.data[..self.rows * self.width]
+    }
+
+    /// Takes rows from memory: `values` is `[rows, width]`.
+    ///
+    /// # Panics
+    /// If there are more than it has room for.
+    pub fn fill(&mut self, values: &[f32]) {
+        let rows = values.len() / self.width;
+        self.resize(rows).copy_from_slice(values);
+    }
+
+    fn row(&self, index: usize) -> &[f32] {
+        &self.values()[index * self.width..][..self.width]
     }
 
     /// Takes another number of rows and hands them out for writing.
@@ -171,6 +185,7 @@ impl Ops for Cpu {
     type Rope = CpuRope;
     type Rows = CpuRows;
     type Kv = CpuKv;
+    type Answers = Sampler;
 
     fn matrix(&mut self, tensor: Tensor) -> Result<Matrix, OpsError> {
         let (rows, cols) = (tensor.rows(), tensor.cols());
@@ -215,7 +230,17 @@ impl Ops for Cpu {
         Ok(CpuKv { cache, heads: shape.heads, head_dim: shape.head_dim })
     }
 
-    fn begin(&mut self) {
+    fn answers(&mut self, _: usize, (vocab, real_vocab): (usize, usize)) -> Result<Sampler, OpsError> {
+        Ok(Sampler::new(vocab, real_vocab))
+    }
+
+    fn shapes(&self, _: &ExecutorLimits) -> Vec<Shape> {
+        Vec::new()
+    }
+
+    fn stage_shape(&mut self, _: Shape, _: &Tail) {}
+
+    fn stage(&mut self, _: &Batch, _: &Tail) {
         let thread = std::thread::current().id();
         if let (Some(&core), true) = (self.cores.first(), self.pinned != Some(thread)) {
             if let Err(error) = sys::pin_current_thread(&[core]) {
@@ -225,8 +250,16 @@ impl Ops for Cpu {
         }
     }
 
-    fn embed(&mut self, table: &Matrix, tokens: &[TokenId], out: &mut CpuRows) {
-        let width = out.width;
+    fn pass(&mut self, give: &mut dyn FnMut(&mut Self)) {
+        give(self);
+    }
+
+    fn finish(&mut self, _: &mut HeadOutput<Self>) -> Result<(), ExecutorError> {
+        Ok(())
+    }
+
+    fn embed(&mut self, table: &Matrix, batch: &Batch, out: &mut CpuRows) {
+        let (width, tokens) = (out.width, &batch.tokens);
         for (&token, row) in tokens.iter().zip(out.resize(tokens.len()).chunks_exact_mut(width)) {
             table.row(token as usize, row);
         }
@@ -301,13 +334,32 @@ impl Ops for Cpu {
         }
     }
 
-    fn head(&mut self, input: HeadInput<'_, Self>, out: &mut HeadOutput<CpuRows>) {
+    fn head(&mut self, input: HeadInput<'_, Self>, out: &mut HeadOutput<Self>) {
         self.head_rows(input, out);
     }
 
-    fn fill(&mut self, values: &[f32], out: &mut CpuRows) {
-        let rows = values.len() / out.width;
-        out.resize(rows).copy_from_slice(values);
+    fn draw(&mut self, draws: &[DrawAt], out: &mut HeadOutput<Self>) {
+        Self::draw_rows(draws, out);
+    }
+
+    fn scored(&mut self, x: &CpuRows, scored: &[u32], out: &mut CpuRows) {
+        self.select(x, scored, out);
+    }
+
+    fn embed_drawn(&mut self, table: &Matrix, from: (&HeadOutput<Self>, &[u32]), out: &mut CpuRows) {
+        Self::drawn_rows(table, from, out);
+    }
+
+    fn top_logits(&mut self, from: (&HeadOutput<Self>, &[u32]), softmax: bool, out: &mut CpuRows) {
+        Self::top_rows(from, softmax, out);
+    }
+
+    fn score(&mut self, x: &CpuRows, scored: &[u32], out: &mut HeadOutput<Self>) {
+        out.scores.clear();
+        out.scores.resize(out.reduced.len(), 0.0);
+        for (&output, &value) in scored.iter().zip(x.values()) {
+            out.scores[output as usize] = math::sigmoid(value);
+        }
     }
 
     fn place(&mut self, part: &CpuRows, column: usize, out: &mut CpuRows) {
@@ -333,6 +385,6 @@ impl Ops for Cpu {
     }
 
     fn row<'a>(&'a mut self, rows: &'a CpuRows, index: usize) -> &'a [f32] {
-        &rows.values()[index * rows.width..][..rows.width]
+        rows.row(index)
     }
 }

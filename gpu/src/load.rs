@@ -4,7 +4,7 @@
 
 use crate::cpu::{Cpu, CpuOptions};
 use crate::heads::{self, HeadSource, Network, Seat};
-use crate::models::blocks::{Decoder, Memory, Scratch};
+use crate::models::blocks::{Decoder, Memory, Scratch, ScratchSizes};
 use crate::models::{self, parts::Parts};
 use crate::ops::{KvFormat, KvShape, Ops, OpsError};
 use crate::runner::{Runner, RunnerParts};
@@ -281,11 +281,12 @@ impl LoadedModel {
         let limits = self.limits;
         let mut ops = Cpu::new(&self.cpu)?;
         let kv = ops.kv(&self.kv_shape, limits.pages)?;
-        let (tokens, outputs) = (limits.step_tokens_max as usize, limits.rows_max as usize);
-        let scratch = Scratch::new(&mut ops, &self.config, tokens, outputs)?;
         let (model, real_vocab) = (self.decoder.clone(), self.real_vocab);
+        let (tokens_max, outputs_max) = (limits.step_tokens_max as usize, limits.rows_max as usize);
+        let sizes = ScratchSizes { tokens_max, outputs_max, real_vocab: real_vocab as usize };
+        let scratch = Scratch::new(&mut ops, &self.config, sizes)?;
         let head = match &self.head {
-            Some(LoadedHead::Network(network)) => Some(Seat::network(&mut ops, network.clone(), outputs)?),
+            Some(LoadedHead::Network(network)) => Some(Seat::network(&mut ops, network.clone(), outputs_max)?),
             Some(LoadedHead::Row(token)) => Some(Seat::row(*token)),
             None => None,
         };

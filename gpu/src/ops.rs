@@ -1,12 +1,19 @@
 //! The operations a decoder is made of, fused as devices like them. Owner: one runner owns one `Ops`, which owns scratch
 //! memory, threads or streams. Invariant: every operation treats rows independently and reduces in a fixed order, so a
-//! row of the result does not depend on the other rows of the batch, their number, or the number of threads.
+//! row of the result does not depend on the other rows of the batch, their number, or the number of threads. (What a
+//! CUDA device promises instead is in docs/cuda.md.)
+//!
+//! A step is staged ([`Ops::stage`]), given as one pass of operations ([`Ops::pass`]) and waited for ([`Ops::finish`]).
+//! The processor does each operation at once; a GPU queues it, or plays the whole pass from a graph.
 
 use crate::batch::Batch;
+use crate::sampling::SampleError;
 use crate::weights::{Rope, Tensor};
+use tokenrouter_core::executor::{Draw, ExecutorError, ExecutorLimits};
 use tokenrouter_core::ids::TokenId;
 use tokenrouter_kernels::KernelError;
 pub use tokenrouter_kernels::attention::KvFormat;
+use tokenrouter_kernels::cuda::CudaError;
 
 /// Why a device could not take a weight or give memory.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +29,9 @@ pub enum OpsError {
     /// Memory, threads or cores that the machine refuses.
     #[error(transparent)]
     Device(#[from] KernelError),
+    /// What a CUDA device refuses.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
 }
 
 /// A root-mean-square norm: `x / sqrt(mean(x^2) + eps) * weight`.
@@ -163,6 +173,59 @@ pub struct Ask {
     pub real_top_k: usize,
     /// Somebody reads the logits themselves.
     pub keep: bool,
+    /// An id whose logit is wanted; the row is kept then.
+    pub target: Option<TokenId>,
+}
+
+/// How the token of an output is drawn.
+#[derive(Clone, Debug, Default)]
+pub struct DrawAt {
+    /// Parameters, history, bans, mask.
+    pub draw: Draw,
+    /// Position of the token.
+    pub position: u32,
+}
+
+/// What is asked about the outputs of a step.
+#[derive(Clone, Debug, Default)]
+pub struct Tail {
+    /// Rows of the batch that are outputs.
+    pub outputs: Vec<u32>,
+    /// One for each output.
+    pub asks: Vec<Ask>,
+    /// One for each output; none if nothing is drawn.
+    pub draws: Vec<DrawAt>,
+    /// Outputs that the learned head scores, ascending.
+    pub scored: Vec<u32>,
+}
+
+impl Tail {
+    /// Questions about so many rows of padding.
+    pub fn padding(rows: usize, scored: bool) -> Tail {
+        Tail {
+            outputs: vec![0; rows],
+            asks: vec![Ask::default(); rows],
+            draws: vec![DrawAt::default(); rows],
+            scored: if scored { (0..rows as u32).collect() } else { Vec::new() },
+        }
+    }
+
+    /// Nothing is asked.
+    pub fn clear(&mut self) {
+        self.outputs.clear();
+        self.asks.clear();
+        self.draws.clear();
+        self.scored.clear();
+    }
+}
+
+/// Size of a pass: requests, and tokens of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Shape {
+    /// Requests.
+    pub rows: usize,
+    /// Tokens of each.
+    pub tokens: usize,
 }
 
 /// What a row of logits has to say; parts that were not asked for are empty.
@@ -176,6 +239,8 @@ pub struct Reduced {
     pub log_sum_exp: f32,
     /// `-sum p ln p` over the whole row, in nats.
     pub entropy: f32,
+    /// Logit of [`Ask::target`].
+    pub target: f32,
     /// The highest logits of the whole row with their ids, descending, ties by lower id. Minus infinity is left out.
     pub top: Vec<(TokenId, f32)>,
     /// The same of the real vocabulary.
@@ -196,15 +261,38 @@ pub struct HeadInput<'a, O: Ops + ?Sized> {
     pub column: Option<TokenId>,
 }
 
-/// What becomes of it.
+/// What becomes of it, after [`Ops::finish`].
 #[derive(Debug)]
-pub struct HeadOutput<R> {
+pub struct HeadOutput<O: Ops + ?Sized> {
     /// Answers, one for each row.
     pub reduced: Vec<Result<Reduced, Fault>>,
+    /// Tokens that were drawn and their raw logits, one for each row; rows with a fault have none.
+    pub drawn: Vec<Result<(TokenId, f32), SampleError>>,
+    /// Scores of the learned head, one for each row; those of rows that are not scored are not defined.
+    pub scores: Vec<f32>,
     /// Values of the column that was taken out, one for each row.
     pub column: Vec<f32>,
     /// Raw logits `[rows, vocab]`; rows that were not to be kept are not defined.
-    pub logits: R,
+    pub logits: O::Rows,
+    /// What the device keeps of all this.
+    pub answers: O::Answers,
+}
+
+impl<O: Ops> HeadOutput<O> {
+    /// Memory for so many rows of `vocab` logits, of which the first `real_vocab` are tokens.
+    ///
+    /// # Errors
+    /// [`OpsError`] when there is not enough memory.
+    pub fn new(ops: &mut O, rows_max: usize, (vocab, real_vocab): (usize, usize)) -> Result<Self, OpsError> {
+        Ok(HeadOutput {
+            reduced: Vec::new(),
+            drawn: Vec::new(),
+            scores: Vec::new(),
+            column: Vec::new(),
+            logits: ops.rows(rows_max, vocab)?,
+            answers: ops.answers(rows_max, (vocab, real_vocab))?,
+        })
+    }
 }
 
 /// A row of logits that is no distribution.
@@ -231,6 +319,8 @@ pub trait Ops {
     type Rows;
     /// Paged keys and values of all layers.
     type Kv;
+    /// What draws tokens and keeps answers.
+    type Answers;
 
     /// Puts a matrix on the device.
     ///
@@ -268,11 +358,34 @@ pub trait Ops {
     /// [`OpsError`] when there is not enough memory.
     fn kv(&mut self, shape: &KvShape, pages: u32) -> Result<Self::Kv, OpsError>;
 
-    /// A step begins on the calling thread.
-    fn begin(&mut self);
+    /// What draws tokens for up to `rows_max` rows of `vocab` logits, of which the first `real_vocab` are tokens.
+    ///
+    /// # Errors
+    /// [`OpsError`] when there is not enough memory.
+    fn answers(&mut self, rows_max: usize, vocab: (usize, usize)) -> Result<Self::Answers, OpsError>;
 
-    /// `out[i] = table[tokens[i]]`
-    fn embed(&mut self, table: &Self::Matrix, tokens: &[TokenId], out: &mut Self::Rows);
+    /// Shapes of passes that are prepared before the first step, within these limits.
+    fn shapes(&self, limits: &ExecutorLimits) -> Vec<Shape>;
+
+    /// Stages a pass of padding only, to prepare its shape.
+    fn stage_shape(&mut self, shape: Shape, tail: &Tail);
+
+    /// A step begins on the calling thread, with this batch and these questions. What is staged stays as it is until the
+    /// step is finished.
+    fn stage(&mut self, batch: &Batch, tail: &Tail);
+
+    /// The operations of a step whose every part depends on what was staged alone. `give` gives them, unless they are
+    /// played from what was recorded.
+    fn pass(&mut self, give: &mut dyn FnMut(&mut Self));
+
+    /// Waits for all that was given; what `out` has for the host is there then.
+    ///
+    /// # Errors
+    /// [`ExecutorError`] of the device, of any operation since it was staged.
+    fn finish(&mut self, out: &mut HeadOutput<Self>) -> Result<(), ExecutorError>;
+
+    /// `out[i] = table[batch.tokens[i]]`
+    fn embed(&mut self, table: &Self::Matrix, batch: &Batch, out: &mut Self::Rows);
 
     /// `out = norm(x)`
     fn rms_norm(&mut self, x: &Self::Rows, norm: &Norm<Self::Vector>, out: &mut Self::Rows);
@@ -297,15 +410,29 @@ pub trait Ops {
     /// `out.gate = silu(gate(x)) * up(x)`
     fn gate_up(&mut self, x: &Self::Rows, pair: &GateUp<Self::Matrix, Self::Vector>, out: &mut GatedRows<Self::Rows>);
 
-    /// `out[i] = x[rows[i]]`
-    fn select(&mut self, x: &Self::Rows, rows: &[u32], out: &mut Self::Rows);
+    /// `out[i] = x[outputs[i]]` for the outputs that were staged.
+    fn select(&mut self, x: &Self::Rows, outputs: &[u32], out: &mut Self::Rows);
 
     /// Logits `matrix x hidden`, and the answer to `asks[i]` about row `i` of them. Only rows that are to be kept need to
     /// be written.
-    fn head(&mut self, input: HeadInput<'_, Self>, out: &mut HeadOutput<Self::Rows>);
+    fn head(&mut self, input: HeadInput<'_, Self>, out: &mut HeadOutput<Self>);
 
-    /// Rows from host memory: `values` is `[rows, width of out]`.
-    fn fill(&mut self, values: &[f32], out: &mut Self::Rows);
+    /// Draws the token of each row of `out`.
+    fn draw(&mut self, draws: &[DrawAt], out: &mut HeadOutput<Self>);
+
+    /// Rows of the outputs that are scored: `out[i] = x[scored[i]]`. A device may take all outputs instead, in this and in
+    /// the three operations that follow.
+    fn scored(&mut self, x: &Self::Rows, scored: &[u32], out: &mut Self::Rows);
+
+    /// Embeddings of the tokens that were drawn: `out[i] = table[token of scored[i]]`.
+    fn embed_drawn(&mut self, table: &Self::Matrix, from: (&HeadOutput<Self>, &[u32]), out: &mut Self::Rows);
+
+    /// The highest logits of each row that is scored, as wide as `out`, minus infinity where there are fewer; with
+    /// `softmax`, what that makes of them.
+    fn top_logits(&mut self, from: (&HeadOutput<Self>, &[u32]), softmax: bool, out: &mut Self::Rows);
+
+    /// Scores from rows of one value: `scores[scored[i]] = 1 / (1 + exp(-x[i]))`.
+    fn score(&mut self, x: &Self::Rows, scored: &[u32], out: &mut HeadOutput<Self>);
 
     /// Writes the rows of `part` side by side with what `out` has: into its columns from `column` on.
     fn place(&mut self, part: &Self::Rows, column: usize, out: &mut Self::Rows);
@@ -319,6 +446,6 @@ pub trait Ops {
     /// `sum += delta`
     fn add(&mut self, sum: &mut Self::Rows, delta: &Self::Rows);
 
-    /// A row as host memory.
+    /// A row as host memory, once all that was given is done.
     fn row<'a>(&'a mut self, rows: &'a Self::Rows, index: usize) -> &'a [f32];
 }

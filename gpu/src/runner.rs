@@ -5,12 +5,11 @@
 use crate::batch::Batch;
 use crate::heads::{Seat, Source};
 use crate::models::blocks::{Decoder, Memory, Scratch};
-use crate::ops::{Ask, Fault, Ops};
-use crate::sampling::{Sampler, is_plain_greedy};
+use crate::ops::{Ask, DrawAt, Fault, Ops, Tail};
 use crate::signals;
 use std::sync::Arc;
 use tokenrouter_core::executor::{
-    Draw, Drawn, Executor, ExecutorError, ExecutorLimits, Row, RowOutput, Step, StepOutput, TokenLogprobs,
+    Drawn, Executor, ExecutorError, ExecutorLimits, Row, RowOutput, Step, StepOutput, TokenLogprobs,
 };
 
 /// A model on a device with KV memory of its own.
@@ -21,8 +20,7 @@ pub struct Runner<O: Ops> {
     limits: ExecutorLimits,
     real_vocab: usize,
     batch: Batch,
-    asks: Vec<Ask>,
-    sampler: Sampler,
+    tail: Tail,
     head: Option<Seat<O>>,
 }
 
@@ -53,17 +51,40 @@ impl<O: Ops> Runner<O> {
             limits: parts.limits,
             real_vocab,
             batch: Batch::default(),
-            asks: Vec::new(),
-            sampler: Sampler::new(parts.limits.vocab_width as usize, real_vocab),
+            tail: Tail::default(),
             head: parts.head,
         }
+    }
+
+    /// Prepares the shapes of steps that the device records, telling how many of how many are done.
+    ///
+    /// # Errors
+    /// [`ExecutorError`] of the device.
+    pub fn warm(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), ExecutorError> {
+        let scored = if self.head.as_ref().is_some_and(Seat::is_network) { &[false, true][..] } else { &[false] };
+        let shapes = self.ops.shapes(&self.limits);
+        let passes: Vec<_> =
+            shapes.iter().flat_map(|shape| scored.iter().map(move |scored| (*shape, *scored))).collect();
+        for (done, &(shape, scored)) in passes.iter().enumerate() {
+            progress(done, passes.len());
+            self.tail = Tail::padding(shape.rows, scored);
+            self.ops.stage_shape(shape, &self.tail);
+            self.give();
+            self.ops.finish(&mut self.memory.scratch.head)?;
+        }
+        progress(passes.len(), passes.len());
+        Ok(())
     }
 
     /// Raw logits that row `row` of the last step had, less a column that its head takes out; `None` if it drew nothing.
     /// A step keeps no logits that it does not read itself, so this multiplies the hidden row by the head once more.
     pub fn last_logits(&mut self, row: usize) -> Option<&[f32]> {
         let (output, column) = (self.output_of(row)? as u32, self.head.as_ref().and_then(Seat::column));
-        self.model.logits(&mut self.ops, (output, column), &mut self.memory.scratch);
+        let ask = Ask { real_vocab: 1, keep: true, ..Ask::default() };
+        let tail = Tail { outputs: vec![output], asks: vec![ask], ..Tail::default() };
+        self.ops.stage(&self.batch, &tail);
+        self.model.logits(&mut self.ops, (&tail, column), &mut self.memory.scratch);
+        self.ops.finish(&mut self.memory.scratch.head).ok()?;
         Some(self.ops.row(&self.memory.scratch.head.logits, 0))
     }
 
@@ -90,63 +111,100 @@ impl<O: Ops> Runner<O> {
         }
     }
 
-    /// Log-probabilities of all targets, or what is wrong with the logits before one: as many rows at a time as a step may
-    /// draw for, so that no more memory is taken. The outputs are others afterwards.
-    fn targets(&mut self) -> Vec<Result<TokenLogprobs, String>> {
+    /// What is asked about the rows that draw.
+    fn ask(&mut self, step: &Step) {
+        let head_top = self.head.as_ref().map_or(0, Seat::top_k);
+        let Tail { outputs, asks, draws, scored } = &mut self.tail;
+        outputs.extend_from_slice(&self.batch.outputs);
+        for row in &step.rows {
+            let Some(draw) = &row.draw else { continue };
+            if draw.needs.score {
+                scored.push(asks.len() as u32);
+            }
+            asks.push(signals::ask(draw, self.real_vocab, head_top));
+            draws.push(DrawAt { draw: draw.clone(), position: row.start + row.tokens.len() as u32 });
+        }
+    }
+
+    /// Gives the whole pass: the model, its head, the draws and the scores.
+    fn give(&mut self) {
+        let Runner { ops, model, memory, batch, tail, head, .. } = self;
+        ops.pass(&mut |ops| {
+            model.forward(ops, batch, memory);
+            answer(ops, model, (tail, head.as_mut()), memory);
+        });
+    }
+
+    /// Gives the model first and asks about the targets, as many at a time as a step may draw for, so that no more memory is
+    /// taken; then gives the rest. Log-probabilities of all targets, or what is wrong with the logits before one.
+    fn give_with_targets(&mut self, tail: &Tail) -> Result<Vec<Result<TokenLogprobs, String>>, ExecutorError> {
         let column = self.head.as_ref().and_then(Seat::column);
-        let scratch = &mut self.memory.scratch;
         let mut answers = Vec::with_capacity(self.batch.targets.len());
-        for slice in self.batch.targets.chunks(self.limits.rows_max as usize) {
-            let rows: Vec<u32> = slice.iter().map(|target| target.row).collect();
-            self.asks.clear();
-            self.asks.extend(slice.iter().map(|target| signals::ask_target(target.alternatives, self.real_vocab)));
-            self.model.outputs(&mut self.ops, &rows, scratch);
-            self.model.head(&mut self.ops, (&self.asks, column), scratch);
-            for (index, (target, reduced)) in slice.iter().zip(&mut scratch.head.reduced).enumerate() {
+        let Runner { ops, model, memory, batch, head, .. } = self;
+        ops.stage(batch, &Tail::default());
+        model.forward(ops, batch, memory);
+        ops.finish(&mut memory.scratch.head)?;
+        for slice in batch.targets.chunks(self.limits.rows_max as usize) {
+            let asks = slice.iter().map(|target| signals::ask_target(target, self.real_vocab)).collect();
+            let rows = Tail { outputs: slice.iter().map(|target| target.row).collect(), asks, ..Tail::default() };
+            ops.stage(batch, &rows);
+            model.outputs(ops, &rows.outputs, &mut memory.scratch);
+            model.head(ops, (&rows.asks, column), &mut memory.scratch);
+            ops.finish(&mut memory.scratch.head)?;
+            for (target, reduced) in slice.iter().zip(&mut memory.scratch.head.reduced) {
                 answers.push(match reduced {
-                    Err(fault) => Err(not_finite(self.batch.positions[target.row as usize], *fault)),
-                    Ok(reduced) => {
-                        let logit = self.ops.row(&scratch.head.logits, index)[target.token as usize];
-                        Ok(signals::logprobs(logit, reduced))
-                    }
+                    Err(fault) => Err(not_finite(batch.positions[target.row as usize], *fault)),
+                    Ok(reduced) => Ok(signals::logprobs(reduced.target, reduced)),
                 });
             }
         }
-        answers
+        ops.stage(batch, tail);
+        answer(ops, model, (tail, head.as_mut()), memory);
+        Ok(answers)
     }
 
-    /// The head on the rows that draw: the answers, and the hidden rows behind them, are in the scratch memory then.
-    fn reduce(&mut self, step: &Step) {
-        let draws = step.rows.iter().filter_map(|row| row.draw.as_ref());
-        let head_top = self.head.as_ref().map_or(0, Seat::top_k);
-        self.asks.clear();
-        self.asks.extend(draws.map(|draw| signals::ask(draw, self.real_vocab, head_top)));
-        if self.asks.is_empty() {
-            return;
-        }
-        let column = self.head.as_ref().and_then(Seat::column);
-        self.model.outputs(&mut self.ops, &self.batch.outputs, &mut self.memory.scratch);
-        self.model.head(&mut self.ops, (&self.asks, column), &mut self.memory.scratch);
-    }
-
-    fn draw(&mut self, output: usize, draw: &Draw, position: u32) -> RowOutput {
+    /// The answer for an output of a finished step.
+    fn drawn(&mut self, output: usize) -> RowOutput {
         let Scratch { outputs, head, .. } = &mut self.memory.scratch;
+        let DrawAt { draw, position } = &self.tail.draws[output];
+        let score = match &self.head {
+            Some(seat) if draw.needs.score => Some(seat.read(output, head)),
+            _ => None,
+        };
         let reduced = match &mut head.reduced[output] {
             Ok(reduced) => reduced,
             Err(fault) => return RowOutput::Failed(not_finite(position - 1, *fault)),
         };
-        let (mut token, mut logit) = (reduced.argmax, reduced.highest);
-        if !is_plain_greedy(draw) {
-            let logits = self.ops.row(&head.logits, output);
-            match self.sampler.draw(logits, draw, position) {
-                Ok(drawn) => (token, logit) = (drawn, logits[drawn as usize]),
-                Err(error) => return RowOutput::Failed(format!("no token at position {position}: {error}")),
-            }
-        }
+        let (token, logit) = match &head.drawn[output] {
+            Ok(drawn) => *drawn,
+            Err(error) => return RowOutput::Failed(format!("no token at position {position}: {error}")),
+        };
         let logprobs = draw.logprobs.map(|_| signals::logprobs(logit, reduced));
         let width = self.limits.vocab_width;
-        let signals = signals::signals(draw, reduced, width, || self.ops.row(outputs, output));
+        let mut signals = signals::signals(draw, reduced, width, || self.ops.row(outputs, output));
+        signals.score = score;
         RowOutput::Drawn(Drawn { token, signals, logprobs, targets: Vec::new() })
+    }
+}
+
+/// From the model's last layer to tokens and scores.
+fn answer<O: Ops>(
+    ops: &mut O,
+    model: &Decoder<O>,
+    (tail, seat): (&Tail, Option<&mut Seat<O>>),
+    memory: &mut Memory<O>,
+) {
+    if tail.outputs.is_empty() {
+        return;
+    }
+    let column = seat.as_ref().and_then(|seat| seat.column());
+    let scratch = &mut memory.scratch;
+    model.outputs(ops, &tail.outputs, scratch);
+    model.head(ops, (&tail.asks, column), scratch);
+    ops.draw(&tail.draws, &mut scratch.head);
+    if let Some(seat) = seat {
+        let source = Source { hidden: &scratch.outputs, embed: &model.embed, scored: &tail.scored };
+        seat.score(ops, source, &mut scratch.head);
     }
 }
 
@@ -179,24 +237,28 @@ impl<O: Ops> Executor for Runner<O> {
         if self.batch.tokens.is_empty() {
             return Ok(StepOutput::default());
         }
-        self.model.forward(&mut self.ops, &self.batch, &mut self.memory);
-        let targets = self.targets();
-        self.reduce(step);
+        self.tail.clear();
+        self.ask(step);
+        let targets = if self.batch.targets.is_empty() {
+            self.ops.stage(&self.batch, &self.tail);
+            self.give();
+            Vec::new()
+        } else {
+            let tail = std::mem::take(&mut self.tail);
+            let targets = self.give_with_targets(&tail);
+            self.tail = tail;
+            targets?
+        };
+        self.ops.finish(&mut self.memory.scratch.head)?;
         let mut outputs = 0;
         let mut answer = |row: &Row| match &row.draw {
             None => RowOutput::Fed(Vec::new()),
-            Some(draw) => {
-                let output = outputs;
+            Some(_) => {
                 outputs += 1;
-                self.draw(output, draw, row.start + row.tokens.len() as u32)
+                self.drawn(outputs - 1)
             }
         };
         let mut rows: Vec<RowOutput> = step.rows.iter().map(&mut answer).collect();
-        if let Some(head) = &mut self.head {
-            let Scratch { outputs, head: found, .. } = &self.memory.scratch;
-            let source = Source { hidden: outputs, embed: &self.model.embed, column: &found.column };
-            head.score(&mut self.ops, source, (step, &mut rows));
-        }
         hand_out(targets, (step, &mut rows));
         Ok(StepOutput { rows })
     }

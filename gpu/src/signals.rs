@@ -1,6 +1,7 @@
 //! What a finished row says besides its token: signals for routing, and log-probabilities for the user. Owner: the
 //! runner. Invariant: everything here is from raw logits, and only what was asked for is computed.
 
+use crate::batch::Target;
 use crate::ops::{Ask, Reduced};
 use crate::sampling::is_plain_greedy;
 use tokenrouter_core::executor::{Draw, Entropy, Signals, TokenLogprobs};
@@ -16,21 +17,24 @@ pub fn ask(draw: &Draw, real_vocab: usize, head_top: usize) -> Ask {
         top_k: if draw.needs.score { own.max(head_top) } else { own },
         real_top_k: draw.logprobs.map_or(0, usize::from),
         keep: !is_plain_greedy(draw),
+        target: None,
     }
 }
 
 /// What a target's log-probability takes of the row of logits before it, beside the logit of the target itself.
-pub fn ask_target(alternatives: u8, real_vocab: usize) -> Ask {
-    let real_top_k = usize::from(alternatives);
-    Ask { real_vocab, distribution: true, top_k: 0, real_top_k, keep: true }
+pub fn ask_target(target: &Target, real_vocab: usize) -> Ask {
+    let real_top_k = usize::from(target.alternatives);
+    Ask { real_vocab, distribution: true, top_k: 0, real_top_k, keep: true, target: Some(target.token) }
 }
 
-/// The signals a draw needs, from the reduction of its row of `width` logits; `hidden` is read only if asked for. The
-/// score comes later, when all rows are drawn, and `top` is cut to what the draw asked for then.
+/// The signals a draw needs, from the reduction of its row of `width` logits; `hidden` is read only if asked for. The score
+/// is the learned head's. No more of the highest logits are listed than were asked for: a head may have read more.
 pub fn signals<'a>(draw: &Draw, reduced: &mut Reduced, width: u32, hidden: impl FnOnce() -> &'a [f32]) -> Signals {
+    let mut top = std::mem::take(&mut reduced.top);
+    top.truncate(usize::from(draw.needs.top_k));
     Signals {
         entropy: draw.needs.entropy.then_some(Entropy { nats: reduced.entropy, width }),
-        top: std::mem::take(&mut reduced.top),
+        top,
         hidden: if draw.needs.hidden { hidden().to_vec() } else { Vec::new() },
         score: None,
     }

@@ -8,11 +8,9 @@
 
 use super::HeadFiles;
 use super::config::{Family, HeadConfig};
-use super::math;
 use crate::load::LoadError;
-use crate::ops::{Activation, LayerNorm, Linear, Ops, OpsError};
+use crate::ops::{Activation, HeadOutput, LayerNorm, Linear, Ops, OpsError};
 use crate::weights::{Tensor, Weights};
-use tokenrouter_core::ids::TokenId;
 use tokenrouter_kernels::quant::{Format, dequantize_row};
 
 const EPS: f32 = 1e-5;
@@ -83,11 +81,7 @@ pub struct NetworkInput<'a, O: Ops> {
     /// The model's token embedding.
     pub embed: &'a O::Matrix,
     /// The outputs that are scored.
-    pub outputs: &'a [u32],
-    /// Their candidates.
-    pub tokens: &'a [TokenId],
-    /// Their highest raw logits, `[outputs, logits_size]`.
-    pub top: &'a mut [f32],
+    pub scored: &'a [u32],
 }
 
 /// Puts the tensors of a head on a device.
@@ -191,28 +185,33 @@ impl<O: Ops> Network<O> {
         &self.config
     }
 
-    /// Scores rows: `scores[i]` belongs to `input.outputs[i]` and is between 0 and 1, or NaN where the network overflows.
-    pub fn score(&self, ops: &mut O, input: NetworkInput<'_, O>, (scratch, scores): (&mut Scratch<O>, &mut Vec<f32>)) {
-        let rows = input.outputs.len();
+    /// Scores outputs by what the head of the model found; a score is between 0 and 1, or NaN where the network overflows.
+    pub fn score(
+        &self,
+        ops: &mut O,
+        input: NetworkInput<'_, O>,
+        (scratch, found): (&mut Scratch<O>, &mut HeadOutput<O>),
+    ) {
+        let scored = input.scored;
         match &self.layers {
-            Layers::R2r(r2r) => r2r.run(ops, &self.config, input, scratch),
+            Layers::R2r(r2r) => r2r.run(ops, &self.config, (input, found), scratch),
             Layers::Mlp([first, second, last]) => {
-                ops.select(input.hidden, input.outputs, &mut scratch.hidden.raw);
+                ops.scored(input.hidden, scored, &mut scratch.hidden.raw);
                 ops.linear(&scratch.hidden.raw, first, &mut scratch.first);
                 ops.activate(&mut scratch.first, Activation::Relu);
                 ops.linear(&scratch.first, second, &mut scratch.input);
                 ops.linear(&scratch.input, last, &mut scratch.out);
             }
         }
-        scores.clear();
-        for row in 0..rows {
-            scores.push(math::sigmoid(ops.row(&scratch.out, row)[0]));
-        }
+        ops.score(&scratch.out, scored, found);
     }
 }
 
+/// What a network reads, and what the head of the model found.
+type Inputs<'a, O> = (NetworkInput<'a, O>, &'a HeadOutput<O>);
+
 impl<O: Ops> R2r<O> {
-    fn run(&self, ops: &mut O, config: &HeadConfig, input: NetworkInput<'_, O>, scratch: &mut Scratch<O>) {
+    fn run(&self, ops: &mut O, config: &HeadConfig, input: Inputs<'_, O>, scratch: &mut Scratch<O>) {
         self.join(ops, config, input, scratch);
         ops.linear(&scratch.first, &self.input, &mut scratch.input);
         let mut x = &scratch.input;
@@ -235,21 +234,18 @@ impl<O: Ops> R2r<O> {
     }
 
     /// From the inputs to `scratch.first`.
-    fn join(&self, ops: &mut O, config: &HeadConfig, input: NetworkInput<'_, O>, s: &mut Scratch<O>) {
+    fn join(&self, ops: &mut O, config: &HeadConfig, (input, found): Inputs<'_, O>, s: &mut Scratch<O>) {
         let inputs = config.class.inputs();
         if let Some(projection) = &self.logits {
-            if config.normalize_input {
-                input.top.chunks_mut(config.logits_size).for_each(math::softmax);
-            }
-            ops.fill(input.top, &mut s.top);
+            ops.top_logits((found, input.scored), config.normalize_input, &mut s.top);
             let to = if self.join.is_some() { &mut s.projected } else { &mut s.first };
             ops.linear(&s.top, projection, to);
         }
         let Some(join) = &self.join else { return };
-        ops.select(input.hidden, input.outputs, &mut s.hidden.raw);
+        ops.scored(input.hidden, input.scored, &mut s.hidden.raw);
         s.hidden.place(ops, self.hidden_norm.as_ref(), (0, &mut s.joined));
         if inputs.token {
-            ops.embed(input.embed, input.tokens, &mut s.token.raw);
+            ops.embed_drawn(input.embed, (found, input.scored), &mut s.token.raw);
             s.token.place(ops, self.token_norm.as_ref(), (config.hidden_size, &mut s.joined));
         }
         if inputs.logits {

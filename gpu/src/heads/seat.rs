@@ -1,11 +1,10 @@
-//! A learned head at work in a runner. Owner: the runner. Invariant: after a step every drawn row that asked for a score
-//! has one, and lists no more of the highest logits than it asked for.
+//! A learned head at work in a runner. Owner: the runner. Invariant: after a step every output that asked for a score has
+//! one.
 
 use super::math;
 use super::network::{Network, NetworkInput, Scratch};
-use crate::ops::{Ops, OpsError};
+use crate::ops::{HeadOutput, Ops, OpsError};
 use std::sync::Arc;
-use tokenrouter_core::executor::{Drawn, RowOutput, Step};
 use tokenrouter_core::ids::TokenId;
 
 /// A head with its scratch.
@@ -19,10 +18,6 @@ enum Kind<O: Ops> {
 struct Busy<O: Ops> {
     network: Arc<Network<O>>,
     scratch: Scratch<O>,
-    outputs: Vec<u32>,
-    tokens: Vec<TokenId>,
-    top: Vec<f32>,
-    scores: Vec<f32>,
 }
 
 /// What a head reads of the model.
@@ -31,8 +26,8 @@ pub struct Source<'a, O: Ops> {
     pub hidden: &'a O::Rows,
     /// The model's token embedding.
     pub embed: &'a O::Matrix,
-    /// Raw logits of the head's own column, of all outputs of the step, where it has one.
-    pub column: &'a [f32],
+    /// The outputs that are scored.
+    pub scored: &'a [u32],
 }
 
 impl<O: Ops> Seat<O> {
@@ -42,13 +37,17 @@ impl<O: Ops> Seat<O> {
     /// [`OpsError`] when there is not enough memory.
     pub fn network(ops: &mut O, network: Arc<Network<O>>, rows_max: usize) -> Result<Self, OpsError> {
         let scratch = Scratch::new(ops, network.config(), rows_max)?;
-        let (outputs, tokens, top, scores) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Seat(Kind::Network(Box::new(Busy { network, scratch, outputs, tokens, top, scores }))))
+        Ok(Seat(Kind::Network(Box::new(Busy { network, scratch }))))
     }
 
     /// The row of the output layer of this token.
     pub fn row(token: TokenId) -> Self {
         Seat(Kind::Row(token))
+    }
+
+    /// Whether the device runs a network for it.
+    pub fn is_network(&self) -> bool {
+        matches!(self.0, Kind::Network(_))
     }
 
     /// How many of the highest logits it reads.
@@ -67,55 +66,23 @@ impl<O: Ops> Seat<O> {
         }
     }
 
-    /// Writes the scores of the drawn rows that asked for one.
-    pub fn score(&mut self, ops: &mut O, source: Source<'_, O>, (step, rows): (&Step, &mut [RowOutput])) {
-        let mut wanted = wanted(step, rows);
+    /// Scores the outputs that ask for it, by operations of the device where there is a network.
+    pub fn score(&mut self, ops: &mut O, source: Source<'_, O>, found: &mut HeadOutput<O>) {
+        let Source { hidden, embed, scored } = source;
         match &mut self.0 {
-            Kind::Row(_) => {
-                for (output, drawn) in wanted {
-                    drawn.signals.score = Some(math::sigmoid(source.column[output as usize]));
-                }
+            Kind::Network(busy) if !scored.is_empty() => {
+                let input = NetworkInput { hidden, embed, scored };
+                busy.network.score(ops, input, (&mut busy.scratch, found));
             }
-            Kind::Network(busy) => busy.score(ops, source, &mut wanted),
-        }
-        for (row, output) in step.rows.iter().zip(rows) {
-            if let (Some(draw), RowOutput::Drawn(drawn)) = (&row.draw, output) {
-                drawn.signals.top.truncate(usize::from(draw.needs.top_k));
-            }
+            Kind::Network(_) | Kind::Row(_) => {}
         }
     }
-}
 
-impl<O: Ops> Busy<O> {
-    fn score(&mut self, ops: &mut O, source: Source<'_, O>, wanted: &mut [(u32, &mut Drawn)]) {
-        if wanted.is_empty() {
-            return;
-        }
-        self.outputs.clear();
-        self.tokens.clear();
-        self.top.clear();
-        let count = self.network.config().logits_size;
-        for (output, drawn) in wanted.iter() {
-            self.outputs.push(*output);
-            self.tokens.push(drawn.token);
-            self.top.extend(drawn.signals.top.iter().take(count).map(|&(_, logit)| logit));
-            self.top.resize(self.outputs.len() * count, f32::NEG_INFINITY);
-        }
-        let Busy { network, scratch, outputs, tokens, top, scores } = self;
-        let input = NetworkInput { hidden: source.hidden, embed: source.embed, outputs, tokens, top };
-        network.score(ops, input, (scratch, scores));
-        for ((_, drawn), score) in wanted.iter_mut().zip(scores) {
-            drawn.signals.score = Some(*score);
+    /// The score of an output of a finished step.
+    pub fn read(&self, output: usize, found: &HeadOutput<O>) -> f32 {
+        match &self.0 {
+            Kind::Network(_) => found.scores[output],
+            Kind::Row(_) => math::sigmoid(found.column[output]),
         }
     }
-}
-
-/// The drawn rows that asked for a score, with their places among the outputs.
-fn wanted<'a>(step: &Step, rows: &'a mut [RowOutput]) -> Vec<(u32, &'a mut Drawn)> {
-    let drawing = step.rows.iter().zip(rows).filter_map(|(row, output)| Some((row.draw.as_ref()?, output)));
-    let asked = drawing.enumerate().filter_map(|(output, (draw, row))| match row {
-        RowOutput::Drawn(drawn) if draw.needs.score => Some((output as u32, drawn)),
-        _ => None,
-    });
-    asked.collect()
 }

@@ -3,7 +3,7 @@
 use super::network::{NetworkInput, Scratch};
 use super::*;
 use crate::cpu::{Cpu, CpuOptions};
-use crate::ops::Ops;
+use crate::ops::{HeadOutput, Ops, Reduced};
 use crate::weights::Tensor;
 use crate::weights::torch::tests::archive;
 use serde::Deserialize;
@@ -82,17 +82,21 @@ struct Rows {
 fn scores(network: &Network<Cpu>, ops: &mut Cpu, rows: &Rows, count: usize) -> Vec<f32> {
     let width = rows.hidden.len() / count;
     let mut hidden = ops.rows(count, width).unwrap();
-    ops.fill(&rows.hidden, &mut hidden);
+    hidden.fill(&rows.hidden);
     let embedding = if rows.embedding.is_empty() { vec![0.0; count] } else { rows.embedding.clone() };
     let bytes: Vec<u8> = embedding.iter().flat_map(|v| v.to_le_bytes()).collect();
     let shape = [count, embedding.len() / count];
     let embed = ops.matrix(Tensor { name: "embed".into(), shape, format: Format::F32, bytes: bytes.into() }).unwrap();
-    let (outputs, tokens): (Vec<u32>, Vec<TokenId>) = (0..count as u32).map(|row| (row, row)).unzip();
+    let scored: Vec<u32> = (0..count as u32).collect();
     let mut scratch = Scratch::new(ops, network.config(), count).unwrap();
-    let (mut top, mut found) = (rows.top.clone(), Vec::new());
-    let input = NetworkInput { hidden: &hidden, embed: &embed, outputs: &outputs, tokens: &tokens, top: &mut top };
+    let mut found = HeadOutput::new(ops, count, (1, 1)).unwrap();
+    let list = |row: usize| rows.top.chunks((rows.top.len() / count).max(1)).nth(row).unwrap_or_default();
+    let top = |row: usize| list(row).iter().map(|&logit| (0, logit)).collect();
+    found.reduced = (0..count).map(|row| Ok(Reduced { top: top(row), ..Reduced::default() })).collect();
+    found.drawn = scored.iter().map(|&row| Ok((row, 0.0))).collect();
+    let input = NetworkInput { hidden: &hidden, embed: &embed, scored: &scored };
     network.score(ops, input, (&mut scratch, &mut found));
-    found
+    found.scores
 }
 
 fn cpu(threads: usize) -> Cpu {

@@ -5,7 +5,7 @@
 use crate::batch::Batch;
 use crate::ops::{
     Ask, AttentionRows, GateUp, GatedRows, HeadInput, HeadNorms, HeadOutput, Linear, Norm, Ops, OpsError, Qkv,
-    Residual, Site,
+    Residual, Site, Tail,
 };
 use crate::weights::ModelConfig;
 use tokenrouter_core::ids::TokenId;
@@ -64,15 +64,27 @@ pub struct Scratch<O: Ops> {
     /// Hidden rows after the final norm, one per output row of the batch.
     pub outputs: O::Rows,
     /// What the head says of them.
-    pub head: HeadOutput<O::Rows>,
+    pub head: HeadOutput<O>,
+}
+
+/// How large batches may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScratchSizes {
+    /// Tokens.
+    pub tokens_max: usize,
+    /// Output rows.
+    pub outputs_max: usize,
+    /// Ids below this are tokens, of the `vocab` that a row of logits has.
+    pub real_vocab: usize,
 }
 
 impl<O: Ops> Scratch<O> {
-    /// Memory for batches of up to `tokens_max` tokens and `outputs_max` output rows.
+    /// Memory for batches of these sizes.
     ///
     /// # Errors
     /// [`OpsError`] when there is not enough memory.
-    pub fn new(ops: &mut O, config: &ModelConfig, tokens_max: usize, outputs_max: usize) -> Result<Self, OpsError> {
+    pub fn new(ops: &mut O, config: &ModelConfig, sizes: ScratchSizes) -> Result<Self, OpsError> {
+        let ScratchSizes { tokens_max, outputs_max, real_vocab } = sizes;
         let (hidden, q, kv) = (config.hidden, config.q_width(), config.kv_width());
         Ok(Scratch {
             residual: Residual { sum: ops.rows(tokens_max, hidden)?, delta: ops.rows(tokens_max, hidden)? },
@@ -86,11 +98,11 @@ impl<O: Ops> Scratch<O> {
             gated: GatedRows { gate: ops.rows(tokens_max, config.ffn)?, up: ops.rows(tokens_max, config.ffn)? },
             last: Residual { sum: ops.rows(outputs_max, hidden)?, delta: ops.rows(outputs_max, hidden)? },
             outputs: ops.rows(outputs_max, hidden)?,
-            head: HeadOutput { reduced: Vec::new(), column: Vec::new(), logits: ops.rows(outputs_max, config.vocab)? },
+            head: HeadOutput::new(ops, outputs_max, (config.vocab, real_vocab))?,
         })
     }
 
-    /// Bytes of [`Scratch::new`] with these arguments.
+    /// Bytes of the rows of [`Scratch::new`] with these sizes.
     pub fn bytes(config: &ModelConfig, tokens_max: usize, outputs_max: usize) -> u64 {
         let per_token = 3 * config.hidden + 2 * config.q_width() + 2 * config.kv_width() + 2 * config.ffn;
         let per_output = 3 * config.hidden + config.vocab;
@@ -109,8 +121,7 @@ pub struct Memory<O: Ops> {
 impl<O: Ops> Decoder<O> {
     /// Runs a batch: writes its keys and values to `memory.kv`; what [`Decoder::outputs`] reads is in `memory.scratch` then.
     pub fn forward(&self, ops: &mut O, batch: &Batch, memory: &mut Memory<O>) {
-        ops.begin();
-        ops.embed(&self.embed, &batch.tokens, &mut memory.scratch.residual.sum);
+        ops.embed(&self.embed, batch, &mut memory.scratch.residual.sum);
         for (index, layer) in self.layers.iter().enumerate() {
             let scratch = &mut memory.scratch;
             if index == 0 {
@@ -127,7 +138,7 @@ impl<O: Ops> Decoder<O> {
         }
     }
 
-    /// Final norm of some rows of the last batch, as many as there is room for outputs: they are the outputs from now on.
+    /// Final norm of the rows of the last batch that are staged as outputs.
     pub fn outputs(&self, ops: &mut O, rows: &[u32], scratch: &mut Scratch<O>) {
         ops.select(&scratch.residual.sum, rows, &mut scratch.last.sum);
         ops.select(&scratch.residual.delta, rows, &mut scratch.last.delta);
@@ -140,11 +151,11 @@ impl<O: Ops> Decoder<O> {
         ops.head(HeadInput { hidden: &scratch.outputs, matrix, asks, column }, &mut scratch.head);
     }
 
-    /// Multiplies one of the outputs once more and keeps its logits, in the place of all others.
-    pub fn logits(&self, ops: &mut O, (output, column): (u32, Option<TokenId>), scratch: &mut Scratch<O>) {
-        let asks = &[Ask { real_vocab: 1, keep: true, ..Ask::default() }];
-        let matrix = self.head.as_ref().unwrap_or(&self.embed);
-        ops.select(&scratch.outputs, &[output], &mut scratch.last.sum);
+    /// Multiplies outputs of the last batch once more, those that are staged as outputs now, and keeps their logits in the
+    /// place of all others.
+    pub fn logits(&self, ops: &mut O, (tail, column): (&Tail, Option<TokenId>), scratch: &mut Scratch<O>) {
+        let (asks, matrix) = (&tail.asks[..], self.head.as_ref().unwrap_or(&self.embed));
+        ops.select(&scratch.outputs, &tail.outputs, &mut scratch.last.sum);
         ops.head(HeadInput { hidden: &scratch.last.sum, matrix, asks, column }, &mut scratch.head);
     }
 }

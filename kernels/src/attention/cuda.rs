@@ -126,6 +126,11 @@ impl KvMemory {
         &self.array
     }
 
+    /// All of it, to be written from the host.
+    pub fn array_mut(&mut self) -> &mut Array<u16> {
+        &mut self.array
+    }
+
     /// Pages of keys and of values of a layer.
     ///
     /// # Panics

@@ -70,8 +70,8 @@ impl Bench {
             None => None,
         };
         let margin = vec![7.0_f32; rows * outputs + 5];
-        let mut y = Array::from_host(&self.stream, "a check", &margin).map_err(text)?;
-        let args = LinearArgs { matrix, bias: bias.as_ref(), x: &x, rows, y: &mut y };
+        let y = Array::from_host(&self.stream, "a check", &margin).map_err(text)?;
+        let args = LinearArgs { matrix, bias: bias.as_ref().map(Array::view), x: x.view(), rows, y: y.view() };
         kernels.linear(&self.stream, args, &mut self.scratch).map_err(text)?;
         let mut y = y.to_host(&self.stream).map_err(text)?;
         same("matmul: behind the result", &y.split_off(rows * outputs), &[7.0; 5])?;
@@ -288,8 +288,8 @@ fn embeddings(bench: &Bench, random: &mut Random, case: &Case) -> Result<(), Str
     });
     let expected: Vec<f32> = rows.collect();
     let embed = |ids: Ids| -> Result<Vec<f32>, CudaError> {
-        let mut out = Array::new(bench.stream.gpu(), "a check", count * case.cols)?;
-        bench.kernels.embed(&bench.stream, EmbedArgs { table: &table, ids, count, out: &mut out })?;
+        let out = Array::new(bench.stream.gpu(), "a check", count * case.cols)?;
+        bench.kernels.embed(&bench.stream, EmbedArgs { table: &table, ids, count, out: out.view() })?;
         out.to_host(&bench.stream)
     };
     let tokens = Array::from_host(&bench.stream, "a check", &ids).map_err(text)?;
@@ -314,8 +314,8 @@ fn gathers(bench: &Bench, random: &mut Random) -> Result<(), String> {
         let gathered = || -> Result<Vec<f32>, CudaError> {
             let x = Array::from_host(&bench.stream, "a check", &x)?;
             let index = Array::from_host(&bench.stream, "a check", &index)?;
-            let mut out = Array::new(bench.stream.gpu(), "a check", expected.len())?;
-            let args = GatherArgs { x: &x, cols, index: index.view(), out: &mut out };
+            let out = Array::new(bench.stream.gpu(), "a check", expected.len())?;
+            let args = GatherArgs { x: x.view(), cols, index: index.view(), out: out.view() };
             bench.kernels.gather_rows(&bench.stream, args)?;
             out.to_host(&bench.stream)
         };

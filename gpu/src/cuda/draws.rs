@@ -8,6 +8,19 @@ use tokenrouter_core::ids::TokenId;
 use tokenrouter_core::rng::{self, Stream};
 use tokenrouter_kernels::cuda::{self, Answer, Edit, NONE, StepInput, draw};
 
+/// The draw of padding.
+pub const PADDING: cuda::Draw = cuda::Draw {
+    flags: 0,
+    temperature: 0.0,
+    log_min_p: 0.0,
+    top_p: 1.0,
+    top_k: 0,
+    edit_first: 0,
+    edit_count: 0,
+    mask_first: NONE,
+    unit: 0.0,
+};
+
 /// Changes nothing.
 const NO_EDIT: Edit = Edit { id: 0, bias: 0.0, repetition: 1.0, minus: 0.0, ban: 0 };
 

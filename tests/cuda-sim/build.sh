@@ -17,3 +17,7 @@ compile libnvrtc.so.12 -O1 nvrtc.cpp &
 compile libcuda.so.1 -O1 driver.cpp memory.cpp stream.cpp module.cpp fault.cpp -ldl -lpthread
 wait $!
 compile libcublasLt.so.12 -O2 cublaslt.cpp "$out/libcuda.so.1"
+# Programs look for the names without numbers first: empty libraries that need the others.
+for pair in libcuda.so:libcuda.so.1 libnvrtc.so:libnvrtc.so.12 libcublasLt.so:libcublasLt.so.12; do
+    compile "${pair%%:*}" -x c++ /dev/null -x none -Wl,--no-as-needed "$out/${pair##*:}"
+done

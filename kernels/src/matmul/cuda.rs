@@ -13,7 +13,7 @@ mod matrix;
 mod repack;
 mod rows;
 
-use crate::cuda::{Args, Array, CudaError, Function, Gpu, Launch, Module, Source, Stream, View};
+use crate::cuda::{Args, Array, CudaError, Function, Gpu, Launch, Module, Source, Stream};
 use blas::{Blas, Operands, Plans};
 pub use matrix::{DeviceMatrix, Layout, Weights, device_bytes};
 use rows::RowKernels;
@@ -67,18 +67,18 @@ pub struct MatmulKernels {
 }
 
 /// One product: `y[m, n] = x[m, ..] . w[n, ..] (+ bias[n])`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct LinearArgs<'a> {
     /// Weights.
     pub matrix: &'a DeviceMatrix,
     /// One value per output.
-    pub bias: Option<View<f32>>,
+    pub bias: Option<&'a Array<f32>>,
     /// `[rows, matrix cols]`, possibly with more behind.
-    pub x: View<f32>,
+    pub x: &'a Array<f32>,
     /// Rows of `x` and `y`.
     pub rows: usize,
     /// `[rows, matrix rows]`, possibly with more behind.
-    pub y: View<f32>,
+    pub y: &'a mut Array<f32>,
 }
 
 /// What a [`MatmulScratch`] must be enough for.
@@ -182,7 +182,7 @@ impl MatmulKernels {
     /// # Panics
     /// If sizes do not fit.
     pub fn linear(&self, stream: &Stream, args: LinearArgs<'_>, scratch: &mut MatmulScratch) -> Result<(), CudaError> {
-        let LinearArgs { matrix, bias, x, rows, y } = args;
+        let LinearArgs { matrix, bias, x, rows, y } = &args;
         assert!(x.len() >= rows * matrix.cols(), "{rows} rows of {} values in {}", matrix.cols(), x.len());
         assert!(y.len() >= rows * matrix.rows(), "{rows} rows of {} values in {}", matrix.rows(), y.len());
         assert!(bias.is_none_or(|bias| bias.len() == matrix.rows()), "one bias for each of {} outputs", matrix.rows());
@@ -192,25 +192,26 @@ impl MatmulKernels {
         let fits =
             scratch.halves.len() >= rows * pitch && (!layout.is_quantized() || scratch.slab.len() >= TILE_ROWS * pitch);
         match &self.blas {
-            Some(blas) if !self.fixed_order && rows > few && layout != Layout::F32 && fits => {
+            Some(blas) if !self.fixed_order && *rows > few && layout != Layout::F32 && fits => {
                 self.linear_many(stream, blas, (args, scratch))
             }
-            _ => self.linear_few(stream, args),
+            _ => self.linear_few(stream, &args),
         }
     }
 
     /// By the kernels: each 8 or 16 rows are a pass over the weights, neighbours in time, so that passes but the first
     /// find them in the cache.
-    fn linear_few(&self, stream: &Stream, args: LinearArgs<'_>) -> Result<(), CudaError> {
+    fn linear_few(&self, stream: &Stream, args: &LinearArgs<'_>) -> Result<(), CudaError> {
         let LinearArgs { matrix, bias, x, rows, y } = args;
-        let (tiles, many) = (matrix.rows().div_ceil(TILE_ROWS), usize::from(rows > 8));
+        let (tiles, many) = (matrix.rows().div_ceil(TILE_ROWS), usize::from(*rows > 8));
         let passes = rows.div_ceil(8 << many);
         // 32 outputs per block need fewer reads of x, 16 make more blocks.
         let wide = usize::from(tiles.div_ceil(2) * passes >= self.multiprocessors);
         let function = &self.linear[matrix.layout() as usize][wide][many];
         let per_block = if function.name().contains("_32_") { 2 } else { 1 };
         let grid = (passes as u32, tiles.div_ceil(per_block) as u32, 1);
-        let args = matrix.push_to(Args::new()).option(bias).view(x).size(rows).view(y);
+        let args =
+            matrix.push_to(Args::new()).option(bias.map(|bias| bias.view())).view(x.view()).size(*rows).view(y.view());
         // SAFETY: the arguments are those of the kernel; sizes were compared in `linear`, and those of the matrix when it
         // was made. The arrays belong to whoever owns the stream's work.
         unsafe { function.launch(stream, Launch { grid, block: THREADS, shared: 0 }, args) }
@@ -246,7 +247,7 @@ impl MatmulKernels {
                 stride: outputs,
                 weights,
                 x: scratch.halves.view().pointer(),
-                y: y.pointer() + 4 * first as u64,
+                y: y.part(first, y.len() - first).pointer(),
                 scale: 1.0 / scale,
             };
             blas.multiply(stream, &operands, (&mut scratch.plans, &scratch.workspace))?;

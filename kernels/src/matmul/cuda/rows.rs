@@ -38,7 +38,7 @@ pub enum Ids {
 }
 
 /// One lookup: `out[i, ..] = table[ids[i], ..]`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct EmbedArgs<'a> {
     /// Rows to choose from.
     pub table: &'a DeviceMatrix,
@@ -47,20 +47,20 @@ pub struct EmbedArgs<'a> {
     /// How many.
     pub count: usize,
     /// `[count, table cols]`, possibly with more behind.
-    pub out: View<f32>,
+    pub out: &'a mut Array<f32>,
 }
 
 /// One choice of rows: `out[i, ..] = x[index[i], ..]`.
-#[derive(Clone, Copy, Debug)]
-pub struct GatherArgs {
+#[derive(Debug)]
+pub struct GatherArgs<'a> {
     /// `[rows, cols]`
-    pub x: View<f32>,
+    pub x: &'a Array<f32>,
     /// Values per row.
     pub cols: usize,
     /// Which rows; one that `x` has not gives zeros. `out` gets as many.
     pub index: View<u32>,
     /// `[index.len(), cols]`, possibly with more behind.
-    pub out: View<f32>,
+    pub out: &'a mut Array<f32>,
 }
 
 /// Blocks for rows of `cols` values.
@@ -94,10 +94,10 @@ impl RowKernels {
         &self,
         stream: &Stream,
         (f16, scale, pitch): (bool, f32, usize),
-        (x, rows, cols, out): (View<f32>, usize, usize, &Array<u16>),
+        (x, rows, cols, out): (&Array<f32>, usize, usize, &Array<u16>),
     ) -> Result<(), CudaError> {
         assert!(x.len() >= rows * cols && out.len() >= rows * pitch && pitch >= cols, "16-bit activations");
-        let args = Args::new().view(x).f32(scale).view(out.view()).size(cols).size(pitch);
+        let args = Args::new().view(x.view()).f32(scale).view(out.view()).size(cols).size(pitch);
         // SAFETY: the arguments are those of the kernel, and the sizes were compared.
         unsafe { self.halves[usize::from(f16)].launch(stream, by_row(rows, pitch), args) }
     }
@@ -121,11 +121,11 @@ impl RowKernels {
     pub(super) fn add_bias(
         &self,
         stream: &Stream,
-        (y, rows): (View<f32>, usize),
-        bias: View<f32>,
+        (y, rows): (&Array<f32>, usize),
+        bias: &Array<f32>,
     ) -> Result<(), CudaError> {
         assert!(y.len() >= rows * bias.len(), "{rows} rows of {} values", bias.len());
-        let args = Args::new().view(y).view(bias).size(bias.len());
+        let args = Args::new().view(y.view()).view(bias.view()).size(bias.len());
         // SAFETY: the arguments are those of the kernel, and the sizes were compared.
         unsafe { self.add_bias.launch(stream, by_row(rows, bias.len()), args) }
     }
@@ -177,7 +177,7 @@ impl MatmulKernels {
                 args.view(view).size(ANSWER_WORDS).size(std::mem::offset_of!(Answer, token) / 4)
             }
         };
-        let args = args.view(out);
+        let args = args.view(out.view());
         // SAFETY: the arguments are those of the kernel, and the sizes were compared.
         unsafe { self.rows.embed[table.layout() as usize].launch(stream, by_row(count, table.cols()), args) }
     }
@@ -189,10 +189,10 @@ impl MatmulKernels {
     ///
     /// # Panics
     /// If sizes do not fit.
-    pub fn gather_rows(&self, stream: &Stream, args: GatherArgs) -> Result<(), CudaError> {
+    pub fn gather_rows(&self, stream: &Stream, args: GatherArgs<'_>) -> Result<(), CudaError> {
         let GatherArgs { x, cols, index, out } = args;
         assert!(cols > 0 && out.len() >= index.len() * cols, "{} rows of {cols} values in {}", index.len(), out.len());
-        let args = Args::new().view(x).size(x.len() / cols).size(cols).view(index).view(out);
+        let args = Args::new().view(x.view()).size(x.len() / cols).size(cols).view(index).view(out.view());
         // SAFETY: the arguments are those of the kernel, and the sizes were compared.
         unsafe { self.rows.gather.launch(stream, by_row(index.len(), cols), args) }
     }

@@ -227,7 +227,7 @@ ATTEND(2)
 #endif
 
 // Chunks whose results `join` has in flight.
-#define AHEAD 4u
+#define AHEAD 8u
 #define VALUES ((DIM + WARP - 1) / WARP)
 
 // Folds the chunks that a query sees, in order. Grid: a block per 4 rows of [tokens, heads].

@@ -15,8 +15,8 @@
 #define STEPS (DIM / 16u)
 #define EIGHTS (DIM / 8u)
 // Dimensions come in chunks of 32 with keys, in blocks of 64 with values; what remains is taken apart.
-#define KEYS_32 (DIM / 32u)
-#define VALUES_64 (DIM / 64u)
+#define KEYS_32 static_cast<i32>(DIM / 32u)
+#define VALUES_64 static_cast<i32>(DIM / 64u)
 #define VALUES_REST (DIM % 64u)
 // Whether values are fetched before the scores are known: where there are registers for it.
 #define EARLY (M * DIM <= 128u)
@@ -120,7 +120,7 @@ __device__ __forceinline__ void load_queries(Shared<M>& shared, const Tile& tile
         for (u32 turn = 0; turn < TURNS; turn++) {
             const u32 d = 4 * (lane + WARP * turn);
             if (d >= DIM) continue;
-            const bool paired = d < 32 * KEYS_32;
+            const bool paired = static_cast<i32>(d) < 32 * KEYS_32;
             const u32 step = paired ? d / 32 * 2 + d % 8 / 4 : STEPS - 1;
             const u32 to = row % 8 * 4 + (paired ? d % 32 / 8 : (d - 32 * KEYS_32) / 4);
             u32* high = &shared.q[row / 16][step][0][to].x + row % 16 / 8;
@@ -166,7 +166,7 @@ __device__ __forceinline__ void score(float scores[M][2][4], const Shared<M>& sh
     const u32 g = threadIdx.x % WARP / 4, q = threadIdx.x % 4;
     u32 words[KEYS_32 + 1][2][4];
 #pragma unroll
-    for (u32 c = 0; c < KEYS_32; c++) {
+    for (i32 c = 0; c < KEYS_32; c++) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const u32 position = 8 * half + g;
@@ -284,7 +284,7 @@ __device__ __forceinline__ void page_of(
     u32 words[VALUES_64 + 1][4][4];
     if (EARLY) {
 #pragma unroll
-        for (u32 b = 0; b < VALUES_64; b++) fetch_values<4>(words[b], values, 64 * b, left);
+        for (i32 b = 0; b < VALUES_64; b++) fetch_values<4>(words[b], values, 64 * b, left);
     }
     float scores[M][2][4] = {};
     score<M>(scores, shared, keys, left);
@@ -292,7 +292,7 @@ __device__ __forceinline__ void page_of(
 #pragma unroll
     for (u32 m = 0; m < M; m++) weigh<M>(state, m, scores[m], seen[m], down[m], high[m], low[m]);
 #pragma unroll
-    for (u32 b = 0; b < VALUES_64; b++) {
+    for (i32 b = 0; b < VALUES_64; b++) {
         if (!EARLY) fetch_values<4>(words[b], values, 64 * b, left);
         add_values<M, 4>(state, 8 * b, words[b], high, low);
     }

@@ -3,6 +3,7 @@
 # that kernels are compiled with there. A folder on LD_LIBRARY_PATH, it is a driver with a device for every program.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
+rm -rf "$1/images"
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cd "$here"

@@ -125,32 +125,40 @@ const char FLAGS[] = " -O2 -g1 -std=c++17 -fPIC -fvisibility=hidden -fno-gnu-uni
                      " -Wno-unknown-pragmas -fsanitize=alignment,bounds,shift-exponent,integer-divide-by-zero"
                      " -fsanitize-undefined-trap-on-error";
 
-// The image kept from before, or a new one. `folder` is private to this call.
+// Compiles in `folder`, which is private to this call.
 bool compile(Program& p, const std::string& defines, const std::string& folder) {
-    std::string source = folder + "/" + p.name, messages = folder + "/messages";
-    if (!write_file(source, p.source)) return false;
-    for (auto& [name, text] : p.headers)
-        if (!write_file(folder + "/" + name, text)) return false;
-    std::string home = library_folder(), include = " -I " + quoted(home) + " -I " + quoted(folder);
-    if (!run("cd " + quoted(folder) + " && " + compiler() + FLAGS + " -DSIMT -include simt.h -I " + quoted(home) + defines +
-                 " -E -x c++ " + quoted(p.name) + " -o unit.ii",
-             messages, p.log))
-        return false;
-    std::string unit = read_file(folder + "/unit.ii");
-    std::vector<Kernel> kernels = kernels_in(unit);
-    unit += table_of(kernels);
-    std::string kept = home + "/images/" + hash(compiler() + FLAGS + unit) + ".so";
-    p.image = read_file(kept);
-    if (!p.image.empty()) return true;
-    if (!write_file(folder + "/unit.ii", unit)) return false;
-    if (!run("cd " + quoted(folder) + " && " + compiler() + FLAGS + " -shared -Wl,-Bsymbolic -x c++-cpp-output unit.ii -o image.so",
-             messages, p.log))
-        return false;
+    std::string home = quoted(library_folder()), messages = folder + "/messages", unit = folder + "/unit.ii";
+    std::string begin = "cd " + quoted(folder) + " && " + compiler() + FLAGS;
+    bool written = write_file(folder + "/" + p.name, p.source);
+    for (auto& [name, text] : p.headers) written &= write_file(folder + "/" + name, text);
+    std::string preprocess = " -DSIMT -include simt.h -I " + home + " -I ." + defines + " -E -x c++ " + quoted(p.name);
+    if (!written || !run(begin + preprocess + " -o unit.ii", messages, p.log)) return false;
+    std::string text = read_file(unit);
+    if (!write_file(unit, text + table_of(kernels_in(text)))) return false;
+    std::string link = " -shared -Wl,-Bsymbolic -x c++-cpp-output unit.ii -o image.so";
+    if (!run(begin + link, messages, p.log)) return false;
     p.image = read_file(folder + "/image.so");
-    mkdir((home + "/images").c_str(), 0777);
-    std::string moving = kept + "." + std::to_string(getpid()) + hash(folder);
-    if (write_file(moving, p.image)) rename(moving.c_str(), kept.c_str());
     return !p.image.empty();
+}
+
+// The image kept from before, or a new one.
+Result make(Program& p, const std::string& defines) {
+    std::string all = compiler() + FLAGS + defines + '\0' + p.name + '\0' + p.source;
+    for (auto& [name, text] : p.headers) all += '\0' + name + '\0' + text;
+    std::string kept = library_folder() + "/images/" + hash(all) + ".so";
+    p.image = read_file(kept);
+    if (!p.image.empty()) return OK;
+    const char* temporary = getenv("TMPDIR");
+    std::string folder = std::string(temporary && *temporary ? temporary : P_tmpdir) + "/cuda-sim.XXXXXX";
+    if (!mkdtemp(&folder[0])) return OUT_OF_MEMORY;
+    bool made = compile(p, defines, folder);
+    std::string unused;
+    run("rm -rf " + quoted(folder), "/dev/null", unused);
+    if (!made) return COMPILATION;
+    mkdir((library_folder() + "/images").c_str(), 0777);
+    std::string moving = kept + "." + hash(folder);
+    if (write_file(moving, p.image)) rename(moving.c_str(), kept.c_str());
+    return OK;
 }
 
 Program* program(void* handle) { return static_cast<Program*>(handle); }
@@ -196,13 +204,7 @@ CUDASIM_EXPORT int nvrtcCompileProgram(void* handle, int count, const char* cons
             return INVALID_OPTION;
         }
     }
-    const char* temporary = getenv("TMPDIR");
-    std::string folder = std::string(temporary && *temporary ? temporary : "/tmp") + "/cuda-sim.XXXXXX";
-    if (!mkdtemp(&folder[0])) return OUT_OF_MEMORY;
-    bool made = compile(p, defines, folder);
-    std::string unused;
-    run("rm -rf " + quoted(folder), "/dev/null", unused);
-    return made ? OK : COMPILATION;
+    return make(p, defines);
 }
 CUDASIM_EXPORT int nvrtcGetCUBINSize(void* p, size_t* bytes) { return p ? size_of(program(p)->image, bytes, 0) : INVALID_PROGRAM; }
 CUDASIM_EXPORT int nvrtcGetPTXSize(void* p, size_t* bytes) { return p ? size_of(program(p)->image, bytes, 0) : INVALID_PROGRAM; }

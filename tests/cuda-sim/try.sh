@@ -4,7 +4,7 @@
 # arguments...), which returns 0 or prints what went wrong.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-program=$(mktemp "${TMPDIR:-/tmp}/simt.XXXXXX")
+program=$(mktemp -t simt.XXXXXX)
 trap 'rm -f "$program"' EXIT
 source=$1
 shift

@@ -3,7 +3,10 @@
 pub mod assets;
 pub mod clients;
 pub mod conformance;
+#[cfg(target_os = "linux")]
+pub mod cuda_sim;
 pub mod docs;
+pub mod gpu_check;
 pub mod http_server;
 pub mod processes;
 pub mod raw_client;

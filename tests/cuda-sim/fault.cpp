@@ -117,7 +117,8 @@ void report(const char* format, ...) {
 bool survives(CUresult code) {
     switch (code) {
     case OK: case INVALID_VALUE: case OUT_OF_MEMORY: case 34: case 100: case 101: case 102: case 200: case 209:
-    case 218: case 400: case 401: case 500: case 600: case 701: case 704: case 705: case 706: case 801:
+    case 218: case 400: case 401: case 500: case 600: case 701: case 704: case 705: case 706: case 712: case 713:
+    case 801:
         return true;
     default:
         return (code >= 221 && code <= 225) || (code >= 300 && code <= 304) || (code >= 900 && code <= 911);

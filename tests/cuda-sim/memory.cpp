@@ -15,7 +15,7 @@ std::map<uint64_t, Allocation> pinned;
 uint64_t up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 
 // [page without access][zone][bytes][zone of < 16 bytes][page without access]
-bool map(size_t bytes, Allocation& made) {
+bool map(Context& context, size_t bytes, Allocation& made) {
     size_t room = up(up(bytes, ALIGN) + ZONE_CHECKED, PAGE);
     void* at = mmap(nullptr, room + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) return false;
@@ -25,7 +25,7 @@ bool map(size_t bytes, Allocation& made) {
     memset(begin, ZONE, data - begin);
     memset(data, settings().poison, bytes);
     memset(data + bytes, ZONE, begin + room - (data + bytes));
-    made = {reinterpret_cast<uint64_t>(data), bytes, static_cast<char*>(at), room + 2 * PAGE};
+    made = {reinterpret_cast<uint64_t>(data), bytes, static_cast<char*>(at), room + 2 * PAGE, &context};
     return true;
 }
 
@@ -76,6 +76,12 @@ void free_all(Context& context) {
     for (auto& [at, a] : context.memory) munmap(a.map, a.map_bytes);
     context.memory.clear();
     context.used = 0;
+    std::lock_guard<std::mutex> lock(pinned_mutex);
+    for (auto at = pinned.begin(); at != pinned.end();) {
+        const Allocation& a = at->second;
+        if (a.context == &context && a.map) munmap(a.map, a.map_bytes);
+        at = a.context == &context ? pinned.erase(at) : std::next(at);
+    }
 }
 
 // Where an address lies with respect to the allocations.
@@ -109,7 +115,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
     Context& c = *here.context;
     Allocation made;
     uint64_t cost = up(bytes, ACCOUNT);
-    if (cost < bytes || c.used + cost > settings().memory || !map(bytes, made)) return OUT_OF_MEMORY;
+    if (cost < bytes || c.used + cost > settings().memory || !map(c, bytes, made)) return OUT_OF_MEMORY;
     c.used += cost;
     c.memory[made.at] = made;
     *out = made.at;
@@ -147,35 +153,58 @@ EXPORT CUresult cuMemHostAlloc(void** out, size_t bytes, unsigned) {
     if (!out || bytes == 0) return INVALID_VALUE;
     if (CUresult code = forbid_in_capture()) return code;
     Allocation made;
-    if (!map(bytes, made)) return OUT_OF_MEMORY;
+    if (!map(*here.context, bytes, made)) return OUT_OF_MEMORY;
     std::lock_guard<std::mutex> lock(pinned_mutex);
     pinned[made.at] = made;
     *out = reinterpret_cast<void*>(made.at);
     return OK;
 }
 
-// Does not wait: freeing what a queued copy still uses is an error.
-EXPORT CUresult cuMemFreeHost(void* at) {
-    ENTER("cuMemFreeHost");
-    Here here;
-    if (here.code == INVALID_CONTEXT) return here.code;
+EXPORT CUresult cuMemHostRegister_v2(void* at, size_t bytes, unsigned) {
+    ENTER_CONTEXT("cuMemHostRegister");
+    uint64_t begin = reinterpret_cast<uint64_t>(at);
+    if (!at || bytes == 0) return INVALID_VALUE;
+    if (CUresult code = forbid_in_capture()) return code;
+    std::lock_guard<std::mutex> lock(pinned_mutex);
+    auto next = pinned.lower_bound(begin + bytes);
+    if (next != pinned.begin() && std::prev(next)->second.at + std::prev(next)->second.bytes > begin) {
+        report("cuMemHostRegister of memory that is pinned already");
+        return ALREADY_REGISTERED;
+    }
+    pinned[begin] = {begin, bytes, nullptr, 0, here.context.get()};
+    return OK;
+}
+
+namespace {
+// Does not wait: letting go what a queued copy still uses is an error.
+CUresult unpin(Here& here, const char* what, void* at, bool registered) {
     if (CUresult code = forbid_in_capture()) return code;
     std::unique_lock<std::mutex> lock(pinned_mutex);
     auto found = pinned.find(reinterpret_cast<uint64_t>(at));
-    if (found == pinned.end()) {
-        report("cuMemFreeHost of %p, which is no pinned memory", at);
-        return INVALID_VALUE;
+    if (found == pinned.end() || !found->second.map != registered) {
+        report("%s of %p, which is no such memory", what, at);
+        return registered ? NOT_REGISTERED : INVALID_VALUE;
     }
     Allocation a = found->second;
     std::string by;
-    if (here.code == OK && in_use(*here.context, {a.at, a.bytes}, by)) {
-        report("cuMemFreeHost of memory that a queued %s uses", by.c_str());
+    if (in_use(*here.context, {a.at, a.bytes}, by)) {
+        report("%s of memory that a queued %s uses", what, by.c_str());
         return INVALID_VALUE;
     }
-    bool sound = zones_hold(a, ZONE_CHECKED);
+    bool sound = registered || zones_hold(a, ZONE_CHECKED);
     pinned.erase(found);
-    munmap(a.map, a.map_bytes);
-    return sound ? here.code : INVALID_VALUE;
+    if (a.map) munmap(a.map, a.map_bytes);
+    return sound ? OK : INVALID_VALUE;
+}
+} // namespace
+
+EXPORT CUresult cuMemFreeHost(void* at) {
+    ENTER_CONTEXT("cuMemFreeHost");
+    return unpin(here, "cuMemFreeHost", at, false);
+}
+EXPORT CUresult cuMemHostUnregister(void* at) {
+    ENTER_CONTEXT("cuMemHostUnregister");
+    return unpin(here, "cuMemHostUnregister", at, true);
 }
 
 namespace {

@@ -34,6 +34,8 @@ enum : CUresult {
     ILLEGAL_ADDRESS = 700,
     OUT_OF_RESOURCES = 701,
     CONTEXT_DESTROYED = 709,
+    ALREADY_REGISTERED = 712,
+    NOT_REGISTERED = 713,
     MISALIGNED = 716,
     LAUNCH_FAILED = 719,
     CAPTURE_UNSUPPORTED = 900,
@@ -166,8 +168,9 @@ struct Function {
 struct Allocation {
     uint64_t at;
     size_t bytes;
-    char* map;
+    char* map; // null for memory that the program only registered
     size_t map_bytes;
+    Context* context;
 };
 
 struct Context {
@@ -219,6 +222,7 @@ std::shared_ptr<Context> current_context();
 const Allocation* find(Context& context, uint64_t at, size_t bytes);
 bool is_pinned(uint64_t at, size_t bytes);
 CUresult check_zones(Context& context, const char* when);
+// Unmaps all memory of a context, pinned memory too.
 void free_all(Context& context);
 std::string describe(Context& context, uint64_t address);
 size_t pinned_count();

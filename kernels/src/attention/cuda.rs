@@ -288,8 +288,9 @@ impl AttentionKernels {
         let kv_heads = kv.shape().kv_heads;
         let plan = self.plan((heads, kv_heads), shape, splits);
         let (k, v) = kv.layer(layer);
-        let partial = scratch.pointer();
-        let sums = partial + (plan.chunks * shape.tokens * heads * self.padded * size_of::<f32>()) as u64;
+        // Results of chunks, then their sums; not read by a kernel that takes all chunks in turn.
+        let results = (plan.chunks * shape.tokens * heads * self.padded * size_of::<f32>()) as u64;
+        let (partial, sums) = if plan.chunks == 1 { (0, 0) } else { (scratch.pointer(), scratch.pointer() + results) };
         let scale = std::f32::consts::LOG2_E / (self.head_dim as f32).sqrt();
         let args = Args::new()
             .view(q)

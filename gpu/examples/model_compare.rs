@@ -5,9 +5,7 @@ use serde_json::Value;
 use std::path::Path;
 use tokenrouter_core::executor::{Draw, Executor, Row, Step};
 use tokenrouter_core::ids::{RequestId, TokenId};
-use tokenrouter_gpu::cpu::Cpu;
-use tokenrouter_gpu::load::{KvMemory, LoadOptions, load};
-use tokenrouter_gpu::runner::Runner;
+use tokenrouter_gpu::load::{AnyRunner, KvMemory, LoadOptions, load};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -60,7 +58,7 @@ fn highest(logits: &[f32]) -> TokenId {
     (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0) as TokenId
 }
 
-fn logits(runner: &mut Runner<Cpu>, start: usize, tokens: &[TokenId]) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
+fn logits(runner: &mut AnyRunner, start: usize, tokens: &[TokenId]) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
     let draw = Draw::default();
     let row = Row {
         request: RequestId(1),

@@ -1,17 +1,22 @@
-//! From a path to a model that can run: opens the files, checks memory, puts weights on the CPU, makes executors.
-//! Owner: the launcher keeps the `LoadedModel`; executors come and go. Invariant: weights are loaded once and shared;
-//! every executor has KV memory, scratch and threads of its own, so a new one starts clean after a panic of the old.
+//! From a path to a model that can run: opens the files, checks memory, puts weights on a device, makes executors.
+//! Owner: the launcher keeps the `LoadedModel`; executors come and go. Invariant: weights are loaded once and shared, and
+//! again only after their device was lost; every executor has KV memory, scratch and threads or a stream of its own, so a
+//! new one starts clean after a panic of the old.
+
+mod assemble;
+mod running;
 
 use crate::cpu::{Cpu, CpuOptions};
-use crate::heads::{self, HeadSource, Network, Seat};
-use crate::models::blocks::{Decoder, Memory, Scratch, ScratchSizes};
-use crate::models::{self, parts::Parts};
+use crate::cuda::Cuda;
+use crate::cuda::model::{CudaModel, CudaPlace};
+use crate::heads::{self, HeadSource};
+use crate::models::blocks::Scratch;
 use crate::ops::{KvFormat, KvShape, Ops, OpsError};
-use crate::runner::{Runner, RunnerParts};
 use crate::weights::{self, ModelConfig, ModelFiles, WeightsError};
 use crate::work::Work;
+pub(crate) use assemble::{Assembled, Assembly};
+pub use running::AnyRunner;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
 use tokenrouter_core::ids::TokenId;
 
@@ -19,9 +24,21 @@ use tokenrouter_core::ids::TokenId;
 const ROWS_LIMIT: u32 = 4096;
 const STEP_TOKENS_LIMIT: u32 = 65_536;
 
+/// What runs a model.
+#[derive(Clone, Debug, Default)]
+pub enum Device {
+    /// The processor.
+    #[default]
+    Cpu,
+    /// A CUDA device.
+    Cuda(CudaPlace),
+}
+
 /// How a model is loaded and how its executors are sized.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct LoadOptions {
+    /// What runs it.
+    pub device: Device,
     /// Worker threads, the thread that calls `step` included; 0 = one per usable core.
     pub threads: usize,
     /// Cores the threads are pinned to; `None` = the system places them.
@@ -45,6 +62,7 @@ pub struct LoadOptions {
 impl Default for LoadOptions {
     fn default() -> Self {
         LoadOptions {
+            device: Device::Cpu,
             threads: 0,
             cores: None,
             kv: KvMemory::Bytes(512 << 20),
@@ -135,6 +153,9 @@ pub enum LoadError {
         /// Bytes of one sequence of the full context.
         sequence_bytes: u64,
     },
+    /// More memory than the CUDA device has.
+    #[error(transparent)]
+    CudaMemory(#[from] crate::cuda::plan::Refused),
     /// More memory than the machine can give.
     #[error(
         "needs {weights} bytes for weights, {kv} for kv memory and {scratch} for a step beside {taken} of other models, \
@@ -188,18 +209,14 @@ pub struct ModelInfo {
 pub struct LoadedModel {
     info: ModelInfo,
     config: ModelConfig,
-    decoder: Arc<Decoder<Cpu>>,
-    cpu: CpuOptions,
-    kv_shape: KvShape,
     limits: ExecutorLimits,
-    real_vocab: u32,
-    head: Option<LoadedHead>,
+    place: Place,
 }
 
-/// A learned head in memory.
-enum LoadedHead {
-    Network(Arc<Network<Cpu>>),
-    Row(TokenId),
+/// Where its weights are.
+enum Place {
+    Cpu { options: CpuOptions, assembled: Assembled<Cpu>, assembly: Assembly },
+    Cuda(Box<CudaModel>),
 }
 
 /// Opens and loads a model from a GGUF file or an HF directory.
@@ -220,36 +237,25 @@ pub fn load_files(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<LoadedModel, LoadError> {
     let plan = plan(files, options, 0)?;
-    let head_files = heads::open_for(&files.config, options.head.as_ref())?;
-    let cpu = CpuOptions { threads: options.threads, cores: options.cores.clone().unwrap_or_default() };
     let total = files.weights.total_bytes();
-    let mut ops = Cpu::new(&cpu)?;
     let mut report = |bytes| progress(Progress { bytes, total });
-    let decoder = models::build(&mut Parts {
-        ops: &mut ops,
-        config: &files.config,
-        weights: &files.weights,
-        context_len: plan.limits.context_len as usize,
-        progress: &mut report,
-        loaded: 0,
-    })?;
-    report(total);
-    let head = match (&options.head, head_files) {
-        (_, Some(head)) => Some(LoadedHead::Network(Arc::new(Network::new(&mut ops, &head)?))),
-        (Some(HeadSource::Row { token }), None) => Some(LoadedHead::Row(*token)),
-        _ => None,
-    };
     let vocab_width = plan.limits.vocab_width;
-    Ok(LoadedModel {
-        info: info(files, &plan),
-        config: files.config.clone(),
-        decoder: Arc::new(decoder),
-        cpu,
-        kv_shape: plan.kv_shape,
+    let assembly = Assembly {
         limits: plan.limits,
+        kv_shape: plan.kv_shape,
         real_vocab: options.real_vocab.unwrap_or(vocab_width).min(vocab_width),
-        head,
-    })
+        head: options.head.clone(),
+    };
+    let place = match &options.device {
+        Device::Cpu => {
+            let options = CpuOptions { threads: options.threads, cores: options.cores.clone().unwrap_or_default() };
+            let assembled = assembly.load(&mut Cpu::new(&options)?, files, &mut report)?;
+            Place::Cpu { options, assembled, assembly }
+        }
+        Device::Cuda(place) => Place::Cuda(Box::new(CudaModel::load(place.clone(), files, assembly, &mut report)?)),
+    };
+    report(total);
+    Ok(LoadedModel { info: info(files, &plan), config: files.config.clone(), limits: plan.limits, place })
 }
 
 impl LoadedModel {
@@ -263,9 +269,14 @@ impl LoadedModel {
         &self.config
     }
 
-    /// Bytes and operations of its steps.
-    pub fn work(&self) -> Work {
-        Work::of(&self.decoder, &self.config, self.info.kv_bytes_per_token)
+    /// Bytes and operations of its steps; `None` where nobody has counted what the device reads.
+    pub fn work(&self) -> Option<Work> {
+        match &self.place {
+            Place::Cpu { assembled, .. } => {
+                Some(Work::of(&assembled.decoder, &self.config, self.info.kv_bytes_per_token))
+            }
+            Place::Cuda(_) => None,
+        }
     }
 
     /// Capacity of the executors.
@@ -273,24 +284,18 @@ impl LoadedModel {
         self.limits
     }
 
-    /// A new executor: shares the weights, has threads, scratch and empty KV memory of its own.
+    /// A new executor: shares the weights, has threads or a stream, scratch and empty KV memory of its own. On a CUDA device
+    /// that was lost, the weights are put there again.
     ///
     /// # Errors
-    /// [`LoadError::Ops`] when the machine refuses threads or memory.
-    pub fn executor(&self) -> Result<Runner<Cpu>, LoadError> {
-        let limits = self.limits;
-        let mut ops = Cpu::new(&self.cpu)?;
-        let kv = ops.kv(&self.kv_shape, limits.pages)?;
-        let (model, real_vocab) = (self.decoder.clone(), self.real_vocab);
-        let (tokens_max, outputs_max) = (limits.step_tokens_max as usize, limits.rows_max as usize);
-        let sizes = ScratchSizes { tokens_max, outputs_max, real_vocab: real_vocab as usize };
-        let scratch = Scratch::new(&mut ops, &self.config, sizes)?;
-        let head = match &self.head {
-            Some(LoadedHead::Network(network)) => Some(Seat::network(&mut ops, network.clone(), outputs_max)?),
-            Some(LoadedHead::Row(token)) => Some(Seat::row(*token)),
-            None => None,
-        };
-        Ok(Runner::new(RunnerParts { ops, model, memory: Memory { kv, scratch }, limits, real_vocab, head }))
+    /// [`LoadError::Ops`] when the machine refuses threads or memory, or the device does.
+    pub fn executor(&self) -> Result<AnyRunner, LoadError> {
+        Ok(match &self.place {
+            Place::Cpu { options, assembled, assembly } => {
+                AnyRunner::Cpu(Box::new(assembly.runner(Cpu::new(options)?, assembled, &self.config)?))
+            }
+            Place::Cuda(model) => AnyRunner::Cuda(Box::new(model.executor(&mut |_, _| ())?)),
+        })
     }
 }
 
@@ -341,7 +346,10 @@ fn plan(files: &ModelFiles, options: &LoadOptions, taken: u64) -> Result<Plan, L
         head_dim: config.head_dim,
         format: options.kv_format,
     };
-    let page_bytes = Cpu::kv_page_bytes(&kv_shape)?;
+    let page_bytes = match &options.device {
+        Device::Cpu => Cpu::kv_page_bytes(&kv_shape)?,
+        Device::Cuda(_) => Cuda::kv_page_bytes(&kv_shape)?,
+    };
     let pages = match options.kv {
         KvMemory::Pages(pages) => pages,
         KvMemory::Bytes(bytes) => u32::try_from(bytes / page_bytes).unwrap_or(u32::MAX),
@@ -352,17 +360,28 @@ fn plan(files: &ModelFiles, options: &LoadOptions, taken: u64) -> Result<Plan, L
         return Err(LoadError::KvTooSmall { bytes, page_bytes, sequence_bytes });
     }
     let (rows_max, step_tokens_max) = (options.rows_max, options.step_tokens_max);
-    // The kernels keep a repacked copy of a head beside its file.
-    let head = heads::open_for(config, options.head.as_ref())?.map_or(0, |head| 2 * head.weights.total_bytes());
-    let weights = files.weights.total_bytes().saturating_add(head);
-    let kv = page_bytes.saturating_mul(u64::from(pages));
-    let scratch = Scratch::<Cpu>::bytes(config, step_tokens_max as usize, rows_max as usize);
-    let bytes = weights.saturating_add(kv).saturating_add(scratch);
-    if let Some(available) = available_memory().filter(|&available| bytes.saturating_add(taken) > available) {
-        return Err(LoadError::Memory { weights, kv, scratch, taken, available });
-    }
     let vocab_width = config.vocab as u32;
     let limits = ExecutorLimits { pages, rows_max, step_tokens_max, context_len, vocab_width };
+    let head = heads::open_for(config, options.head.as_ref())?;
+    let bytes = match &options.device {
+        // The kernels keep a repacked copy of a head beside its file.
+        Device::Cpu => {
+            let head = head.map_or(0, |head| 2 * head.weights.total_bytes());
+            let weights = files.weights.total_bytes().saturating_add(head);
+            let kv = page_bytes.saturating_mul(u64::from(pages));
+            let scratch = Scratch::<Cpu>::bytes(config, step_tokens_max as usize, rows_max as usize);
+            let bytes = weights.saturating_add(kv).saturating_add(scratch);
+            if let Some(available) = available_memory().filter(|&available| bytes.saturating_add(taken) > available) {
+                return Err(LoadError::Memory { weights, kv, scratch, taken, available });
+            }
+            bytes
+        }
+        // Models on a CUDA device are planned together: see `cuda::plan`.
+        Device::Cuda(place) => {
+            head.as_ref().map_or(Ok(()), crate::cuda::model::check_head)?;
+            place.cost(files, (&limits, &kv_shape), head.as_ref()).fixed()
+        }
+    };
     Ok(Plan { limits, kv_shape, page_bytes, bytes })
 }
 

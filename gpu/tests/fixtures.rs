@@ -7,10 +7,8 @@ use serde::Deserialize;
 use std::path::PathBuf;
 use tokenrouter_core::executor::{Needs, RowOutput};
 use tokenrouter_core::ids::TokenId;
-use tokenrouter_gpu::cpu::Cpu;
-use tokenrouter_gpu::load::{LoadOptions, load};
+use tokenrouter_gpu::load::{AnyRunner, LoadOptions, load};
 use tokenrouter_gpu::ops::KvFormat;
-use tokenrouter_gpu::runner::Runner;
 
 /// Real tokens of every tiny model's vocabulary of 320.
 const REAL_VOCAB: u32 = 300;
@@ -31,7 +29,7 @@ fn read<T: serde::de::DeserializeOwned>(path: PathBuf) -> T {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn runner(path: PathBuf, kv: KvFormat) -> Runner<Cpu> {
+fn runner(path: PathBuf, kv: KvFormat) -> AnyRunner {
     let options = LoadOptions { real_vocab: Some(REAL_VOCAB), ..options(2, kv) };
     load(&path, &options, &mut |_| ()).unwrap_or_else(|error| panic!("{}: {error}", path.display())).executor().unwrap()
 }

@@ -10,11 +10,9 @@ use tokenrouter_core::executor::{Drawn, Executor, ExecutorError, Needs, Row, Row
 use tokenrouter_core::ids::TokenId;
 use tokenrouter_core::rng::{Stream, mix, unit};
 use tokenrouter_core::sampling::SamplingParams;
-use tokenrouter_gpu::cpu::Cpu;
 use tokenrouter_gpu::heads::{Class, Family, HeadConfig, HeadSource};
-use tokenrouter_gpu::load::{LoadOptions, load};
+use tokenrouter_gpu::load::{AnyRunner, LoadOptions, load};
 use tokenrouter_gpu::ops::KvFormat;
-use tokenrouter_gpu::runner::Runner;
 
 const SCORE: Needs = Needs { entropy: false, top_k: 0, hidden: false, score: true };
 
@@ -253,7 +251,7 @@ fn a_score_that_nobody_can_give_refuses_the_step() {
 }
 
 /// A model whose token 7 has the highest logit after any input, and a runner that takes it for a head.
-fn deferring() -> (Runner<Cpu>, Runner<Cpu>) {
+fn deferring() -> (AnyRunner, AnyRunner) {
     let mut model = Tiny { tied: false, ..Tiny::new("llama") }.model(21);
     let hidden = model.shape.hidden;
     // Row 7 is three times a row that wins somewhere.

@@ -5,11 +5,10 @@ mod common;
 use common::*;
 use tokenrouter_core::executor::{Executor, PageId, RowOutput, Step};
 use tokenrouter_core::ids::TokenId;
-use tokenrouter_gpu::cpu::Cpu;
+use tokenrouter_gpu::load::AnyRunner;
 use tokenrouter_gpu::ops::KvFormat;
-use tokenrouter_gpu::runner::Runner;
 
-fn runner(shape: &Tiny, threads: usize, kv: KvFormat) -> Runner<Cpu> {
+fn runner(shape: &Tiny, threads: usize, kv: KvFormat) -> AnyRunner {
     shape.model(7).load(&options(threads, kv)).executor().unwrap()
 }
 
@@ -35,7 +34,7 @@ fn chunks_threads_and_company_do_not_change_a_bit() {
 }
 
 /// Feeds the request in pieces of 6 as row `place` of steps with three other requests of different lengths and phases.
-fn in_company(runner: &mut Runner<Cpu>, tokens: &[TokenId], (place, vocab): (usize, usize)) -> Vec<f32> {
+fn in_company(runner: &mut AnyRunner, tokens: &[TokenId], (place, vocab): (usize, usize)) -> Vec<f32> {
     let others: Vec<Vec<TokenId>> = (0..3).map(|o| random_tokens(90 + o, 100, vocab)).collect();
     let mut fed = [0usize; 3];
     for (index, piece) in tokens.chunks(6).enumerate() {

@@ -45,7 +45,7 @@ fn limits_follow_the_options() {
     let narrow = try_load(&LoadOptions { kv, ..options(1, KvFormat::Q8) }).unwrap();
     // 18 bytes for 16 numbers of a head: two layers, two heads, keys and values.
     assert_eq!((narrow.info().kv_bytes_per_token, narrow.limits().pages), (8 * 18, 17));
-    assert_eq!(narrow.work().kv_bytes, 8 * 18);
+    assert_eq!(narrow.work().unwrap().kv_bytes, 8 * 18);
 }
 
 #[test]

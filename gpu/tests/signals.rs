@@ -6,14 +6,12 @@ use common::*;
 use std::sync::Arc;
 use tokenrouter_core::executor::{Drawn, Executor, ExecutorError, Needs, Row, RowOutput, Signals, Step};
 use tokenrouter_core::sampling::{SamplingParams, TokenCounts};
-use tokenrouter_gpu::cpu::Cpu;
-use tokenrouter_gpu::load::LoadOptions;
+use tokenrouter_gpu::load::{AnyRunner, LoadOptions};
 use tokenrouter_gpu::ops::KvFormat;
-use tokenrouter_gpu::runner::Runner;
 
 const EVERYTHING: Needs = Needs { entropy: true, top_k: 7, hidden: true, score: false };
 
-fn runner() -> Runner<Cpu> {
+fn runner() -> AnyRunner {
     let options = LoadOptions { real_vocab: Some(140), ..options(2, KvFormat::F16) };
     Tiny::new("llama").model(11).load(&options).executor().unwrap()
 }

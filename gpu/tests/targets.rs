@@ -7,20 +7,18 @@ use common::*;
 use tokenrouter_core::executor::{Drawn, Row, RowOutput, Targets, TokenLogprobs};
 use tokenrouter_core::ids::TokenId;
 use tokenrouter_core::sampling::SamplingParams;
-use tokenrouter_gpu::cpu::Cpu;
-use tokenrouter_gpu::load::LoadOptions;
+use tokenrouter_gpu::load::{AnyRunner, LoadOptions};
 use tokenrouter_gpu::ops::KvFormat;
-use tokenrouter_gpu::runner::Runner;
 
 const ALTERNATIVES: u8 = 3;
 
-fn runner(shape: &Tiny, (threads, rows_max): (usize, u32), real_vocab: u32) -> Runner<Cpu> {
+fn runner(shape: &Tiny, (threads, rows_max): (usize, u32), real_vocab: u32) -> AnyRunner {
     let options = LoadOptions { rows_max, real_vocab: Some(real_vocab), ..options(threads, KvFormat::F16) };
     shape.model(7).load(&options).executor().unwrap()
 }
 
 /// Draws every token by force, one after the other, and takes what is said of it.
-fn by_force(runner: &mut Runner<Cpu>, tokens: &[TokenId]) -> Vec<TokenLogprobs> {
+fn by_force(runner: &mut AnyRunner, tokens: &[TokenId]) -> Vec<TokenLogprobs> {
     let table = pages(1, tokens.len());
     let draw = |at: usize, next: TokenId| {
         let params = SamplingParams { logit_bias: vec![(next, 1e4)], ..SamplingParams::default() };

@@ -200,7 +200,7 @@ fn faulty_key(model: &Model, error: &LoadError) -> &'static str {
     match error {
         LoadError::Context { .. } => "context_length",
         LoadError::StepSize { what, .. } => what,
-        LoadError::KvTooSmall { .. } | LoadError::Memory { .. } => match model.kv {
+        LoadError::KvTooSmall { .. } | LoadError::Memory { .. } | LoadError::CudaMemory(_) => match model.kv {
             KvBudget::Tokens(_) => "kv_tokens",
             KvBudget::Memory(_) | KvBudget::Default => "kv_memory",
         },
@@ -227,6 +227,7 @@ fn usable_cores(model: &Model) -> Result<(), String> {
 fn options(model: &Model, inspection: &Inspection, live_max: u32) -> Result<LoadOptions, LoadError> {
     let cores = model.cores.as_ref().map(|cores| cores.iter().map(|core| *core as usize).collect::<Vec<_>>());
     Ok(LoadOptions {
+        device: load::Device::Cpu,
         threads: super::cores::threads(model),
         cores,
         kv: kv_memory(model, &inspection.config, live_max)?,

@@ -8,10 +8,8 @@ use serde_json::Value;
 use std::path::Path;
 use tokenrouter_core::executor::{Draw, Executor, PAGE_TOKENS, Row, Step};
 use tokenrouter_core::ids::{RequestId, TokenId};
-use tokenrouter_gpu::cpu::Cpu;
-use tokenrouter_gpu::load::{KvMemory, LoadOptions, load};
+use tokenrouter_gpu::load::{AnyRunner, KvMemory, LoadOptions, load};
 use tokenrouter_gpu::ops::KvFormat;
-use tokenrouter_gpu::runner::Runner;
 
 /// Windows that decode together.
 const GROUP: usize = 8;
@@ -57,7 +55,7 @@ fn main() -> Result<(), Failure> {
 }
 
 /// Mean of `-ln p` over the second half of each window.
-fn mean_losses(runner: &mut Runner<Cpu>, windows: &[Vec<TokenId>], pages: u32) -> Result<Vec<f64>, Failure> {
+fn mean_losses(runner: &mut AnyRunner, windows: &[Vec<TokenId>], pages: u32) -> Result<Vec<f64>, Failure> {
     let draw = Draw::default();
     let row = |window: usize, from: usize, to: usize| Row {
         request: RequestId(window as u64),

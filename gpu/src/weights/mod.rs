@@ -37,7 +37,7 @@ use std::sync::Arc;
 use tokenrouter_kernels::quant::Format;
 
 /// A model's files, opened and checked; tensor data is not read yet.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ModelFiles {
     /// Shape and constants.
     pub config: ModelConfig,

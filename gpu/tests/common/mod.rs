@@ -14,10 +14,8 @@ use tokenrouter_core::executor::{Draw, Executor, PAGE_TOKENS, PageId, Row, RowOu
 use tokenrouter_core::ids::{RequestId, TokenId};
 use tokenrouter_core::rng::{Stream, mix, unit};
 use tokenrouter_core::sampling::SamplingParams;
-use tokenrouter_gpu::cpu::Cpu;
-use tokenrouter_gpu::load::{KvMemory, LoadOptions, LoadedModel, load_files};
+use tokenrouter_gpu::load::{AnyRunner, KvMemory, LoadOptions, LoadedModel, load_files};
 use tokenrouter_gpu::ops::KvFormat;
-use tokenrouter_gpu::runner::Runner;
 use tokenrouter_gpu::weights::{self, RopeLayout};
 
 /// Shape of a random model.
@@ -327,7 +325,7 @@ pub fn pages(request: u64, tokens: usize) -> Vec<PageId> {
 }
 
 /// Runs one request alone, its tokens cut into chunks, and returns the logits after the last token.
-pub fn logits_in_chunks(runner: &mut Runner<Cpu>, tokens: &[TokenId], chunk: usize) -> Vec<f32> {
+pub fn logits_in_chunks(runner: &mut AnyRunner, tokens: &[TokenId], chunk: usize) -> Vec<f32> {
     let table = pages(1, tokens.len());
     for (index, piece) in tokens.chunks(chunk).enumerate() {
         run(runner, vec![row(1, index * chunk, piece, &table)]);
@@ -336,7 +334,7 @@ pub fn logits_in_chunks(runner: &mut Runner<Cpu>, tokens: &[TokenId], chunk: usi
 }
 
 /// Runs a step that must succeed.
-pub fn run(runner: &mut Runner<Cpu>, rows: Vec<Row>) -> Vec<RowOutput> {
+pub fn run(runner: &mut AnyRunner, rows: Vec<Row>) -> Vec<RowOutput> {
     runner.step(&Step { rows }).unwrap().rows
 }
 

@@ -39,7 +39,11 @@ impl Module {
     pub fn function(self: &Arc<Self>, name: &'static str) -> Result<Function, CudaError> {
         let text = CString::new(name).map_err(|_| CudaError::Unsupported { what: format!("kernel name {name:?}") })?;
         // SAFETY: the module is loaded as long as `self`.
-        let raw = self.gpu.call("cuModuleGetFunction", || unsafe { result::module::get_function(self.raw, text) })?;
+        let found = self.gpu.call("cuModuleGetFunction", || unsafe { result::module::get_function(self.raw, text) });
+        let raw = found.map_err(|error| match error {
+            CudaError::Call { code, name: error, .. } => CudaError::Call { call: name, code, name: error },
+            other => other,
+        })?;
         Ok(Function { module: self.clone(), raw, name })
     }
 }

@@ -12,7 +12,7 @@ pub use dequantised::dequantised;
 pub use logits::{Answer, Distance, LogitsFixture, Prompt, Tolerance, check_logits};
 pub use serving::{Answered, Setup, ask, ask_all, assert_idle, serve};
 pub use tokens::{Reference, check_tokens};
-pub use walker::Walker;
+pub use walker::{Fed, Walker};
 
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};

@@ -10,10 +10,8 @@ use tokenrouter_core::executor::{Draw, Executor, Needs, PAGE_TOKENS, Row, RowOut
 use tokenrouter_core::ids::{RequestId, TokenId};
 use tokenrouter_core::job::Failure;
 use tokenrouter_core::rng::mix;
-use tokenrouter_gpu::cpu::Cpu;
-use tokenrouter_gpu::load::{self, KvMemory, LoadOptions, ModelInfo, Progress};
+use tokenrouter_gpu::load::{AnyRunner, self, KvMemory, LoadOptions, ModelInfo, Progress};
 use tokenrouter_gpu::ops::KvFormat;
-use tokenrouter_gpu::runner::Runner;
 use tokenrouter_gpu::weights::{self, ModelFiles};
 use tokenrouter_gpu::work::Work;
 use tokenrouter_kernels::sys;
@@ -85,7 +83,7 @@ impl On {
         bar.finish_and_clear();
         Ok(Subject {
             info: model.info().clone(),
-            work: model.work(),
+            work: model.work().ok_or_else(|| wrong_model(&self.model, "is not on the processor"))?,
             load_s: began.elapsed().as_secs_f64(),
             threads: if self.threads == 0 { sys::default_threads() } else { self.threads as usize },
             executor,
@@ -119,7 +117,7 @@ pub struct Subject {
     pub load_s: f64,
     /// Threads that compute.
     pub threads: usize,
-    executor: Runner<Cpu>,
+    executor: AnyRunner,
     /// Pages of each sequence.
     pages: u32,
 }

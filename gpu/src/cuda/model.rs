@@ -1,0 +1,170 @@
+//! A model on a CUDA device. Owner: the loaded model. Invariant: all executors of one life of the device share its weights;
+//! when the device was lost, the first executor that is built afterwards opens it again and puts the weights there anew.
+
+use super::plan::Cost;
+use super::{Cuda, CudaOptions, CudaSizes, attention_scratch, kernel_shape};
+use crate::heads::HeadFiles;
+use crate::load::{Assembled, Assembly, LoadError};
+use crate::models::blocks::Scratch;
+use crate::ops::{KvShape, OpsError};
+use crate::runner::Runner;
+use crate::weights::{ModelConfig, ModelFiles, Weights};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
+use tokenrouter_kernels::attention::cuda::KvMemory;
+use tokenrouter_kernels::cuda::{AnswerMemory, CudaError, Devices, Gpu, StepLimits, StepMemory, TOP_MAX};
+use tokenrouter_kernels::head::cuda::HeadScratch;
+use tokenrouter_kernels::matmul::cuda::{Layout, ScratchSize, device_bytes};
+
+/// Bytes that a recorded step takes on the device: an allowance, for the driver does not say.
+const GRAPH_BYTES: u64 = 4 << 20;
+/// Multiprocessors to plan scratch for before a device is open; no device has more.
+const MULTIPROCESSORS_MAX: usize = 256;
+
+/// Where a model lives.
+#[derive(Clone, Debug)]
+pub struct CudaPlace {
+    /// The devices of this machine.
+    pub devices: Arc<Devices>,
+    /// How the model uses its own.
+    pub options: CudaOptions,
+}
+
+/// A model whose weights are on a device.
+pub struct CudaModel {
+    place: CudaPlace,
+    files: ModelFiles,
+    assembly: Assembly,
+    life: Mutex<Option<Life>>,
+}
+
+/// Weights in one life of the device.
+struct Life {
+    gpu: Gpu,
+    assembled: Arc<Assembled<Cuda>>,
+}
+
+impl CudaPlace {
+    /// What a model will take, before anything is read.
+    pub(crate) fn cost(
+        &self,
+        files: &ModelFiles,
+        (limits, kv): (&ExecutorLimits, &KvShape),
+        head: Option<&HeadFiles>,
+    ) -> Cost {
+        let config = &files.config;
+        let (tokens, rows) = (limits.step_tokens_max as usize, limits.rows_max as usize);
+        let (step, products) = (step_limits(limits), product_size(limits, config, &files.weights));
+        let kernel = kernel_shape(kv, limits.pages);
+        let scratch = attention_scratch(&kernel, kv.heads, (MULTIPROCESSORS_MAX, self.options.deterministic), &step);
+        let recorded = self.options.graphs.shapes(rows, tokens).len() as u64 * if head.is_some() { 2 } else { 1 };
+        let workspace = Scratch::<Cuda>::bytes(config, tokens, rows)
+            + 4 * scratch as u64
+            + HeadScratch::bytes(rows, config.vocab)
+            + AnswerMemory::bytes(rows)
+            + StepMemory::bytes(&step)
+            + products.bytes()
+            // Cosines and sines of all positions.
+            + 4 * limits.context_len as u64 * config.head_dim as u64;
+        Cost {
+            weights: weight_bytes(config, &files.weights) + head.map_or(0, |head| head.weights.total_bytes()),
+            workspace,
+            graphs: recorded * GRAPH_BYTES,
+            page: KvMemory::bytes_per_page(&kernel).unwrap_or(0),
+        }
+    }
+}
+
+/// Bytes of a model's tensors as the device keeps them.
+fn weight_bytes(config: &ModelConfig, weights: &Weights) -> u64 {
+    let bytes = |(name, [rows, cols]): &(String, [usize; 2])| match weights.tensor(name) {
+        Ok(tensor) if *rows > 1 => device_bytes(tensor.format, *rows, *cols),
+        _ => 4 * (*rows as u64) * (*cols as u64),
+    };
+    config.tensors().iter().map(bytes).sum()
+}
+
+fn step_limits(limits: &ExecutorLimits) -> StepLimits {
+    StepLimits {
+        tokens: limits.step_tokens_max as usize,
+        rows: limits.rows_max as usize,
+        row_pages: (limits.context_len as usize).div_ceil(PAGE_TOKENS),
+        pages: limits.pages,
+        vocab: limits.vocab_width,
+    }
+}
+
+fn product_size(limits: &ExecutorLimits, config: &ModelConfig, weights: &Weights) -> ScratchSize {
+    let quantized = |(name, _): &(String, [usize; 2])| {
+        weights.tensor(name).is_ok_and(|tensor| Layout::of(tensor.format).is_quantized())
+    };
+    let widths = [config.hidden, config.q_width(), config.ffn];
+    ScratchSize {
+        rows: limits.step_tokens_max as usize,
+        cols: widths.into_iter().max().unwrap_or(1),
+        quantized: config.tensors().iter().any(quantized),
+    }
+}
+
+/// Refuses a head that reads more of the highest logits than a list holds.
+///
+/// # Errors
+/// [`LoadError::Head`].
+pub(crate) fn check_head(head: &HeadFiles) -> Result<(), LoadError> {
+    let (folder, reads) = (head.path.display(), head.config.logits_size);
+    if reads <= TOP_MAX {
+        return Ok(());
+    }
+    let reason =
+        format!("{folder}: reads the {reads} highest logits, CUDA devices list {TOP_MAX}; set device = \"cpu\"");
+    Err(LoadError::Head { reason })
+}
+
+impl CudaModel {
+    /// Opens the device and puts the weights there.
+    pub(crate) fn load(
+        place: CudaPlace,
+        files: &ModelFiles,
+        assembly: Assembly,
+        report: &mut dyn FnMut(u64),
+    ) -> Result<Self, LoadError> {
+        let model = CudaModel { place, files: files.clone(), assembly, life: Mutex::default() };
+        model.weights(report)?;
+        Ok(model)
+    }
+
+    /// The device, open, and the weights on it.
+    fn weights(&self, report: &mut dyn FnMut(u64)) -> Result<(Gpu, Arc<Assembled<Cuda>>), LoadError> {
+        let gpu = self.place.devices.open(self.place.options.ordinal).map_err(OpsError::from)?;
+        let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(life) = life.as_ref().filter(|life| life.gpu.is_same(&gpu)) {
+            return Ok((gpu, life.assembled.clone()));
+        }
+        // What is left of a lost device goes first, so that there is room.
+        *life = None;
+        let tiny = StepLimits { tokens: 1, rows: 1, row_pages: 1, pages: 1, vocab: 1 };
+        let sizes = CudaSizes { step: tiny, products: ScratchSize { rows: 1, cols: 1, quantized: false } };
+        let mut ops = Cuda::new(&gpu, &self.place.options, sizes).map_err(OpsError::from)?;
+        let assembled = Arc::new(self.assembly.load(&mut ops, &self.files, report)?);
+        *life = Some(Life { gpu: gpu.clone(), assembled: assembled.clone() });
+        Ok((gpu, assembled))
+    }
+
+    /// A new executor, its steps recorded; `progress` is told how many of how many.
+    ///
+    /// # Errors
+    /// [`LoadError::Ops`] of the device.
+    pub fn executor(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<Runner<Cuda>, LoadError> {
+        let (gpu, assembled) = self.weights(&mut |_| ())?;
+        let sizes = CudaSizes {
+            step: step_limits(&self.assembly.limits),
+            products: product_size(&self.assembly.limits, &self.files.config, &self.files.weights),
+        };
+        let ops = Cuda::new(&gpu, &self.place.options, sizes).map_err(OpsError::from)?;
+        let mut runner = self.assembly.runner(ops, &assembled, &self.files.config)?;
+        runner.warm(progress).map_err(|error| {
+            OpsError::from(CudaError::Unsupported { what: format!("steps could not be recorded: {error}") })
+        })?;
+        Ok(runner)
+    }
+}

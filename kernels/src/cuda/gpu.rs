@@ -90,6 +90,11 @@ impl Gpu {
         &self.0.facts
     }
 
+    /// Whether both are one context, in one life of the device.
+    pub fn is_same(&self, other: &Gpu) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Whether the context was lost.
     pub fn is_lost(&self) -> bool {
         !matches!(*self.0.state.read().unwrap_or_else(PoisonError::into_inner), State::Alive)

@@ -185,6 +185,15 @@ impl<T: Element> View<T> {
         View { pointer, len, element: PhantomData }
     }
 
+    /// The first `len` values.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn first(self, len: usize) -> Self {
+        assert!(len <= self.len, "{len} values of {}", self.len);
+        View { len, ..self }
+    }
+
     /// Address on the device.
     pub fn pointer(&self) -> u64 {
         self.pointer

@@ -14,18 +14,49 @@ std::map<uint64_t, Allocation> pinned;
 
 uint64_t up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 
+// All addresses of devices and of pinned memory come from here, none twice: a stale one never meets other memory. A
+// context takes chunks.
+constexpr uint64_t ARENA = 1ull << 44, CHUNK = 1ull << 30;
+std::mutex arena_mutex;
+char* arena = nullptr;
+std::vector<const Context*> owners; // of chunks
+
+// Addresses without access; null when there are no more.
+char* take(Context& context, size_t bytes) {
+    if (bytes > size_t(context.addresses_end - context.addresses)) {
+        std::lock_guard<std::mutex> lock(arena_mutex);
+        if (!arena) {
+            void* at = mmap(nullptr, ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (at == MAP_FAILED) return nullptr;
+            arena = static_cast<char*>(at);
+        }
+        uint64_t first = owners.size(), count = up(bytes, CHUNK) / CHUNK;
+        if (first + count > ARENA / CHUNK) return nullptr;
+        owners.resize(first + count, &context);
+        context.addresses = arena + first * CHUNK;
+        context.addresses_end = context.addresses + count * CHUNK;
+    }
+    context.addresses += bytes;
+    return context.addresses - bytes;
+}
+
+// Gives the memory back; the addresses stay without access.
+void unmap(const Allocation& a) {
+    mmap(a.map, a.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
 // [page without access][zone][bytes][zone of < 16 bytes][page without access]
 bool map(Context& context, size_t bytes, Allocation& made) {
     size_t room = up(up(bytes, ALIGN) + ZONE_CHECKED, PAGE);
-    void* at = mmap(nullptr, room + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) return false;
-    char* begin = static_cast<char*>(at) + PAGE;
-    if (mprotect(begin, room, PROT_READ | PROT_WRITE)) return munmap(at, room + 2 * PAGE), false;
+    char* at = bytes < ARENA ? take(context, room + 2 * PAGE) : nullptr;
+    if (!at) return false;
+    char* begin = at + PAGE;
+    if (mprotect(begin, room, PROT_READ | PROT_WRITE)) return false;
     char* data = begin + room - up(bytes, ALIGN);
     memset(begin, ZONE, data - begin);
     memset(data, settings().poison, bytes);
     memset(data + bytes, ZONE, begin + room - (data + bytes));
-    made = {reinterpret_cast<uint64_t>(data), bytes, static_cast<char*>(at), room + 2 * PAGE, &context};
+    made = {reinterpret_cast<uint64_t>(data), bytes, at, room + 2 * PAGE, &context};
     return true;
 }
 
@@ -57,6 +88,14 @@ bool is_pinned(uint64_t at, size_t bytes) {
     return find_in(pinned, at, bytes) != nullptr;
 }
 
+const char* foreign(Context& context, uint64_t at) {
+    if (is_pinned(at, 0)) return nullptr;
+    std::lock_guard<std::mutex> lock(arena_mutex);
+    uint64_t offset = at - reinterpret_cast<uint64_t>(arena);
+    if (!arena || offset >= ARENA) return "memory of the host that is not pinned";
+    return offset / CHUNK < owners.size() && owners[offset / CHUNK] == &context ? nullptr : "memory of another context";
+}
+
 size_t pinned_count() {
     std::lock_guard<std::mutex> lock(pinned_mutex);
     return pinned.size();
@@ -73,13 +112,13 @@ CUresult check_zones(Context& context, const char* when) {
 }
 
 void free_all(Context& context) {
-    for (auto& [at, a] : context.memory) munmap(a.map, a.map_bytes);
+    for (auto& [at, a] : context.memory) unmap(a);
     context.memory.clear();
     context.used = 0;
     std::lock_guard<std::mutex> lock(pinned_mutex);
     for (auto at = pinned.begin(); at != pinned.end();) {
         const Allocation& a = at->second;
-        if (a.context == &context && a.map) munmap(a.map, a.map_bytes);
+        if (a.context == &context && a.map) unmap(a);
         at = a.context == &context ? pinned.erase(at) : std::next(at);
     }
 }
@@ -137,7 +176,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr at) {
     bool sound = zones_hold(a, a.at - reinterpret_cast<uint64_t>(a.map) - PAGE);
     c.used -= up(a.bytes, ACCOUNT);
     c.memory.erase(found);
-    munmap(a.map, a.map_bytes);
+    unmap(a);
     return sound ? OK : lose(c, ILLEGAL_ADDRESS);
 }
 
@@ -193,7 +232,7 @@ CUresult unpin(Here& here, const char* what, void* at, bool registered) {
     }
     bool sound = registered || zones_hold(a, ZONE_CHECKED);
     pinned.erase(found);
-    if (a.map) munmap(a.map, a.map_bytes);
+    if (a.map) unmap(a);
     return sound ? OK : INVALID_VALUE;
 }
 } // namespace

@@ -1,6 +1,6 @@
 // Modules, kernels, graphs. An image is the shared object that the software compiler made of a .cu file.
-// Owner: tests/cuda-sim (libcuda.so.1). Invariant: arguments are copied when a launch is queued or captured; pointers among
-// them must lie in memory of the context when the kernel runs.
+// Owner: tests/cuda-sim (libcuda.so.1). Invariant: arguments are copied when a launch is queued or captured; no
+// pointer among them leads to the host or to another context.
 #include "sim.h"
 #include <dlfcn.h>
 #include <elf.h>
@@ -50,8 +50,9 @@ CUresult run_kernel(Context& context, const Launch& launch) {
         params[i] = &arguments[at];
         uint64_t pointer;
         memcpy(&pointer, params[i], sizeof pointer);
-        if (!entry.pointers[i] || pointer == 0 || find(context, pointer, 0) || is_pinned(pointer, 0)) continue;
-        report("kernel %s: argument %u points to %s", entry.name, i, describe(context, pointer).c_str());
+        const char* whose = entry.pointers[i] && pointer ? foreign(context, pointer) : nullptr;
+        if (!whose) continue;
+        report("kernel %s: argument %u points to %s", entry.name, i, whose);
         return ILLEGAL_ADDRESS;
     }
     char text[512] = "";

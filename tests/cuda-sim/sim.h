@@ -180,6 +180,7 @@ struct Context {
     CUresult lost = OK;
     std::map<uint64_t, Allocation> memory;
     unsigned long long used = 0;
+    char *addresses = nullptr, *addresses_end = nullptr; // still to be given
     std::vector<std::weak_ptr<Stream>> streams;
     std::shared_ptr<Stream> null_stream;
     ~Context();
@@ -221,6 +222,8 @@ std::shared_ptr<Context> current_context();
 // memory.cpp
 const Allocation* find(Context& context, uint64_t at, size_t bytes);
 bool is_pinned(uint64_t at, size_t bytes);
+// Whose memory it is where no kernel of this context has access, whatever it does there; null if not so.
+const char* foreign(Context& context, uint64_t at);
 CUresult check_zones(Context& context, const char* when);
 // Unmaps all memory of a context, pinned memory too.
 void free_all(Context& context);

@@ -25,13 +25,14 @@ pub fn check(gpu: &Gpu, seed: u64) -> Result<Vec<Finding>, String> {
     // Queries and weights are split into two parts of 8 or 11 bits; results are means of numbers up to 4.
     let mut bf16 = Finding::new("attention: bf16", 2e-4);
     let mut f16 = Finding::new("attention: f16", 2e-5);
-    for (head_dim, groups) in [(64, 7), (128, 8), (80, 1), (100, 2), (256, 4), (16, 3)] {
-        for format in [KvFormat::BF16, KvFormat::F16] {
-            let case = Case::new(&mut random, (head_dim, groups), format);
-            let finding = if format == KvFormat::BF16 { &mut bf16 } else { &mut f16 };
-            let bench = Bench::new(gpu, &case).map_err(text)?;
-            bench.check(&case, finding).map_err(|error| format!("{error}, {:?}, {:?}", case.shape, case.requests))?;
-        }
+    // Every kind of remainder of 64, and a head that needs padding.
+    let heads = [(64, 7), (128, 8), (80, 1), (100, 2), (256, 4), (16, 3), (96, 2), (128, 2)];
+    for (index, heads) in heads.into_iter().enumerate() {
+        let format = [KvFormat::BF16, KvFormat::F16][index % 3 % 2];
+        let case = Case::new(&mut random, heads, format);
+        let finding = if format == KvFormat::BF16 { &mut bf16 } else { &mut f16 };
+        let bench = Bench::new(gpu, &case).map_err(text)?;
+        bench.check(&case, finding).map_err(|error| format!("{error}, {:?}, {:?}", case.shape, case.requests))?;
     }
     let case = long(&mut random);
     Bench::new(gpu, &case).map_err(text)?.check(&case, &mut bf16)?;

@@ -47,19 +47,38 @@ const SLAB_BYTES: usize = 64 << 20;
 /// Bytes that cuBLASLt may use besides.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// `[layout][outputs of a block / 16 - 1][rows of a block / 8 - 1]`; quantised layouts have no 32 outputs for 16 rows.
-const NAMES: [[[&str; 2]; 2]; 5] = [
-    [["linear_f32_16_8", "linear_f32_16_16"], ["linear_f32_32_8", "linear_f32_32_16"]],
-    [["linear_f16_16_8", "linear_f16_16_16"], ["linear_f16_32_8", "linear_f16_32_16"]],
-    [["linear_bf16_16_8", "linear_bf16_16_16"], ["linear_bf16_32_8", "linear_bf16_32_16"]],
-    [["linear_q8_16_8", "linear_q8_16_16"], ["linear_q8_32_8", "linear_q8_16_16"]],
-    [["linear_q4_16_8", "linear_q4_16_16"], ["linear_q4_32_8", "linear_q4_16_16"]],
+/// Kernels for 16 outputs and 8 rows, 16 outputs and 16 rows, 32 outputs and 8 rows in a block.
+macro_rules! names {
+    ($layout:literal) => {
+        [
+            concat!("linear_", $layout, "_16_8"),
+            concat!("linear_", $layout, "_16_16"),
+            concat!("linear_", $layout, "_32_8"),
+        ]
+    };
+}
+
+/// By layout, then by kind of scales, in the order of [`DeviceMatrix::kernel`].
+const NAMES: [[&str; 3]; 12] = [
+    names!("f32"),
+    names!("f16"),
+    names!("bf16"),
+    names!("q8_halves"),
+    names!("q8_halves_min"),
+    names!("q8_factors_32"),
+    names!("q8_factors_16"),
+    names!("q4_halves"),
+    names!("q4_halves_min"),
+    names!("q4_factors_32"),
+    names!("q4_factors_16"),
+    names!("q4_factors_16_min"),
 ];
 
 /// Compiled kernels.
 #[derive(Clone, Debug)]
 pub struct MatmulKernels {
-    linear: Vec<[[Function; 2]; 2]>,
+    /// As [`NAMES`].
+    linear: Vec<[Function; 3]>,
     rows: RowKernels,
     blas: Option<Arc<Blas>>,
     fixed_order: bool,
@@ -149,12 +168,8 @@ impl MatmulKernels {
     /// As [`Gpu::module`]; what cuBLASLt says.
     pub fn load(gpu: &Gpu) -> Result<Self, CudaError> {
         let module = gpu.module(&MATMUL)?;
-        let mut linear = Vec::with_capacity(NAMES.len());
-        for [narrow, wide] in NAMES {
-            linear.push([functions(&module, narrow)?, functions(&module, wide)?]);
-        }
         Ok(MatmulKernels {
-            linear,
+            linear: NAMES.into_iter().map(|names| functions(&module, names)).collect::<Result<_, _>>()?,
             rows: RowKernels::load(&gpu.module(&ROWS)?)?,
             blas: Blas::open(gpu)?.map(Arc::new),
             fixed_order: false,
@@ -203,13 +218,17 @@ impl MatmulKernels {
     /// find them in the cache.
     fn linear_few(&self, stream: &Stream, args: &LinearArgs<'_>) -> Result<(), CudaError> {
         let LinearArgs { matrix, bias, x, rows, y } = args;
-        let (tiles, many) = (matrix.rows().div_ceil(TILE_ROWS), usize::from(*rows > 8));
-        let passes = rows.div_ceil(8 << many);
+        let tiles = matrix.rows().div_ceil(TILE_ROWS);
         // 32 outputs per block need fewer reads of x, 16 make more blocks.
-        let wide = usize::from(tiles.div_ceil(2) * passes >= self.multiprocessors);
-        let function = &self.linear[matrix.layout() as usize][wide][many];
-        let per_block = if function.name().contains("_32_") { 2 } else { 1 };
-        let grid = (passes as u32, tiles.div_ceil(per_block) as u32, 1);
+        let (which, per_block, rows_at_once) = if *rows > 8 {
+            (1, 1, ROWS_FEW)
+        } else if tiles.div_ceil(2) >= self.multiprocessors {
+            (2, 2, 8)
+        } else {
+            (0, 1, 8)
+        };
+        let function = &self.linear[matrix.kernel()][which];
+        let grid = (rows.div_ceil(rows_at_once) as u32, tiles.div_ceil(per_block) as u32, 1);
         let args =
             matrix.push_to(Args::new()).option(bias.map(|bias| bias.view())).view(x.view()).size(*rows).view(y.view());
         // SAFETY: the arguments are those of the kernel; sizes were compared in `linear`, and those of the matrix when it

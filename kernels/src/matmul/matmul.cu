@@ -15,31 +15,29 @@
 #define QUAD (threadIdx.x % 4)
 #define ROW (threadIdx.x % WARP / 4)
 
-// Rows of x, 8 in a group: the lane reads row ROW of each.
-template <u32 GROUPS> struct Input {
-    const float* row[GROUPS];  // null where there is none
+// Rows of x, 8 in a group: the lane reads row ROW of each. Where there is none it reads the last one, whose products in
+// those columns nobody keeps. ALIGNED: a row has a multiple of 4 columns, so that it can be read in 16 bytes.
+template <u32 GROUPS, bool ALIGNED> struct Input {
+    const float* row[GROUPS];
     u32 cols;
-    bool aligned;
 
-    __device__ __forceinline__ Input(const float* x, u32 first, u32 rows, u32 cols) : cols(cols), aligned(cols % 4 == 0) {
+    __device__ __forceinline__ Input(const float* x, u32 first, u32 rows, u32 cols) : cols(cols) {
 #pragma unroll
-        for (u32 g = 0; g < GROUPS; g++) {
-            u32 at = first + 8 * g + ROW;
-            row[g] = at < rows ? x + static_cast<u64>(at) * cols : nullptr;
-        }
+        for (u32 g = 0; g < GROUPS; g++) row[g] = x + static_cast<u64>(min(first + 8 * g + ROW, rows - 1)) * cols;
     }
 
-    // Four columns from `col`, a multiple of 4; zeros where there are none.
+    // Four columns from `col`, a multiple of 4. Where the last column is among them, values of the row stand in for what
+    // follows it: weights are padded with zeros.
     __device__ __forceinline__ float4 fetch(u32 group, u32 col) const {
-        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (row[group] == nullptr || col >= cols) return v;
-        const float* at = row[group] + col;
-        if (aligned) return *reinterpret_cast<const float4*>(at);
-        v.x = at[0];
-        if (col + 1 < cols) v.y = at[1];
-        if (col + 2 < cols) v.z = at[2];
-        if (col + 3 < cols) v.w = at[3];
-        return v;
+        const float* from = row[group];
+        if (ALIGNED) return *reinterpret_cast<const float4*>(from + min(col, cols - 4));
+        u32 last = cols - 1;
+        return make_float4(from[min(col, last)], from[min(col + 1, last)], from[min(col + 2, last)], from[min(col + 3, last)]);
+    }
+
+    // The same; zeros if all four are beyond the last column.
+    __device__ __forceinline__ float4 fetch_inside(u32 group, u32 col) const {
+        return col < cols ? fetch(group, col) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 };
 
@@ -69,75 +67,130 @@ __device__ __forceinline__ void split_f16(float a, float b, u32* terms, u32 stri
     terms[stride] = pack2(f32_to_f16((a - f16_to_f32(high_a)) * F16_LOW), f32_to_f16((b - f16_to_f32(high_b)) * F16_LOW));
 }
 
-// The layouts. Each knows the columns of a stage, loads the weights of a stage into registers and multiplies them.
+// The layouts. Each knows the columns of a stage, loads the weights of a stage into registers, multiplies them, and knows
+// where in a block its sums belong. A stage that begins beyond the last column is loaded as well (from anywhere inside
+// the matrix), but not multiplied.
 
-// f16 and bf16: lane q takes columns 8 q.. of each 32, two products for them.
+// Sums of a warp in shared memory: [row of x][output].
+template <u32 TILES, u32 GROUPS> struct Partial {
+    float value[8 * GROUPS][TILE_ROWS * TILES + 8];
+};
+
+// f16 and bf16: lane q takes columns 8 q.. of each 32, two products for them. Weights are the operand with 8 columns: a
+// load of 16 bytes is two of its fragments. The other operand has 16 rows: 16 rows of x, or 8 rows twice, once for the
+// first term and once for the second. Either way first and third terms have a sum of their own, and second ones.
 template <u32 TILES, bool F16> struct Halves {
-    static constexpr u32 PARTS = 2, COLS = 32 * PARTS, TERMS = F16 ? 2 : 3, SUMS = F16 ? 2 : 1;
+    static constexpr u32 PARTS = 2, COLS = 32 * PARTS, TERMS = F16 ? 2 : 3, EIGHTS = 2 * TILES;
+    static constexpr bool ALIGNED = false;  // not always
     struct Stage {
-        uint4 w[TILES][2][PARTS];
+        uint4 w[EIGHTS][PARTS];
     };
-    const uint4* from[TILES][2];
+    // With 8 rows of x: [g][2 q..] of first and third terms, [g + 8] of second ones. With 16: one after the other.
+    template <u32 GROUPS> struct Sums {
+        float value[GROUPS][EIGHTS][4];
+    };
+    const uint4* from[EIGHTS];
     u32 pitch;
 
     __device__ __forceinline__ Halves(const Matrix& matrix, u32 tile) : pitch((matrix.cols + 7) / 8 * 8) {
 #pragma unroll
-        for (u32 i = 0; i < 2 * TILES; i++) {
+        for (u32 i = 0; i < EIGHTS; i++) {
             u32 row = min(TILE_ROWS * tile + 8 * i + ROW, matrix.rows - 1);
-            from[i / 2][i % 2] = static_cast<const uint4*>(matrix.codes) + static_cast<u64>(row) * (pitch / 8) + QUAD;
+            from[i] = static_cast<const uint4*>(matrix.codes) + static_cast<u64>(row) * (pitch / 8);
         }
     }
 
+    // Beyond the last column x is 0, and other weights stand in.
     __device__ __forceinline__ void load(Stage& stage, u32 col) const {
 #pragma unroll
         for (u32 p = 0; p < PARTS; p++) {
-            bool inside = col + 32 * p + 8 * QUAD < pitch;
+            u32 at = min(col / 8 + 4 * p + QUAD, pitch / 8 - 1);
 #pragma unroll
-            for (u32 i = 0; i < 2 * TILES; i++)
-                stage.w[i / 2][i % 2][p] = inside ? __ldg(from[i / 2][i % 2] + col / 8 + 4 * p) : make_uint4(0, 0, 0, 0);
+            for (u32 i = 0; i < EIGHTS; i++) stage.w[i][p] = __ldg(from[i] + at);
         }
     }
 
-    template <u32 GROUPS>
-    __device__ __forceinline__ void multiply(const Stage& stage, const Input<GROUPS>& x, u32 col,
-                                             float (&sums)[SUMS][TILES][GROUPS][4]) const {
+    __device__ __forceinline__ static void mma(float (&sums)[4], const u32 (&a)[4], const uint4& w, u32 i) {
+        u32 b[2] = {i == 0 ? w.x : w.z, i == 0 ? w.y : w.w};
+        if (F16)
+            mma_f16(sums, a, b);
+        else
+            mma_bf16(sums, a, b);
+    }
+
+    template <u32 GROUPS, bool ALIGNED>
+    __device__ __forceinline__ void multiply(const Stage& stage, const Input<GROUPS, ALIGNED>& x, u32 col,
+                                             Sums<GROUPS>& sums) const {
 #pragma unroll
-        for (u32 p = 0; p < PARTS; p++) {
+        for (u32 step = 0; step < 2 * PARTS; step++) {
+            u32 p = step / 2, i = step % 2, term[GROUPS][3][2];
 #pragma unroll
             for (u32 g = 0; g < GROUPS; g++) {
-                u32 at = col + 32 * p + 8 * QUAD, b[TERMS][4];
-                float4 first = x.fetch(g, at), second = x.fetch(g, at + 4);
-                float v[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    if (F16)
-                        split_f16(v[2 * i], v[2 * i + 1], &b[0][i], 4);
-                    else
-                        split_bf16<TERMS>(v[2 * i], v[2 * i + 1], &b[0][i], 4);
-                }
-#pragma unroll
-                for (u32 t = 0; t < TILES; t++) {
-                    uint4 upper = stage.w[t][0][p], lower = stage.w[t][1][p];
-                    u32 a[2][4] = {{upper.x, lower.x, upper.y, lower.y}, {upper.z, lower.z, upper.w, lower.w}};
-#pragma unroll
-                    for (u32 i = 0; i < 2 * TERMS; i++) {
-                        if (F16)
-                            mma_f16(sums[i / 2 % SUMS][t][g], a[i % 2], &b[i / 2][i % 2 * 2]);
-                        else
-                            mma_bf16(sums[0][t][g], a[i % 2], &b[i / 2][i % 2 * 2]);
-                    }
+                float4 v = x.fetch_inside(g, col + 32 * p + 8 * QUAD + 4 * i);
+                if (F16) {
+                    split_f16(v.x, v.y, &term[g][0][0], 2);
+                    split_f16(v.z, v.w, &term[g][0][1], 2);
+                } else {
+                    split_bf16<3>(v.x, v.y, &term[g][0][0], 2);
+                    split_bf16<3>(v.z, v.w, &term[g][0][1], 2);
                 }
             }
+            if (GROUPS == 1) {
+                u32 both[4] = {term[0][0][0], term[0][1][0], term[0][0][1], term[0][1][1]};
+                u32 third[4] = {term[0][2][0], 0, term[0][2][1], 0};
+#pragma unroll
+                for (u32 n = 0; n < EIGHTS; n++) mma(sums.value[0][n], both, stage.w[n][p], i);
+#pragma unroll
+                for (u32 n = 0; n < EIGHTS; n++)
+                    if (TERMS == 3) mma(sums.value[0][n], third, stage.w[n][p], i);
+            } else {
+#pragma unroll
+                for (u32 t = 0; t < TERMS; t++) {
+                    u32 a[4] = {term[0][t][0], term[GROUPS - 1][t][0], term[0][t][1], term[GROUPS - 1][t][1]};
+#pragma unroll
+                    for (u32 n = 0; n < EIGHTS; n++) mma(sums.value[t % GROUPS][n], a, stage.w[n][p], i);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ static float whole(float first, float second) {
+        return F16 ? fmaf(second, 1.0f / F16_LOW, first) * (1.0f / F16_SCALE) : first + second;
+    }
+
+    template <u32 GROUPS> __device__ __forceinline__ static void put(const Sums<GROUPS>& sums, Partial<TILES, GROUPS>& to) {
+#pragma unroll
+        for (u32 n = 0; n < EIGHTS; n++) {
+#pragma unroll
+            for (u32 i = 0; i < 2 * GROUPS; i++) {
+                float second = GROUPS == 1 ? sums.value[0][n][2 + i % 2] : sums.value[GROUPS - 1][n][i];
+                to.value[8 * (i / 2) + ROW][8 * n + 2 * QUAD + i % 2] = whole(sums.value[0][n][i], second);
+            }
+        }
+    }
+};
+
+// Sums where weights are the operand with 16 rows: [g or g + 8][2 q..].
+template <u32 TILES, u32 GROUPS> struct TileSums {
+    float value[TILES][GROUPS][4];
+
+    __device__ __forceinline__ void put(Partial<TILES, GROUPS>& to) const {
+#pragma unroll
+        for (u32 i = 0; i < TILES * GROUPS * 4; i++) {
+            u32 t = i / 4 / GROUPS, g = i / 4 % GROUPS, at = i % 4;
+            to.value[8 * g + 2 * QUAD + at % 2][TILE_ROWS * t + 8 * (at / 2) + ROW] = value[t][g][at];
         }
     }
 };
 
 // f32: lane q takes columns 4 q.. of each 16. Of the products of terms, those that count in f32.
 template <u32 TILES> struct Floats {
-    static constexpr u32 PARTS = 2, COLS = 16 * PARTS, SUMS = 1;
+    static constexpr u32 PARTS = 2, COLS = 16 * PARTS;
+    static constexpr bool ALIGNED = false;
     struct Stage {
         float4 w[TILES][2][PARTS];
     };
+    template <u32 GROUPS> using Sums = TileSums<TILES, GROUPS>;
     const float4* from[TILES][2];
     u32 pitch;
 
@@ -145,31 +198,29 @@ template <u32 TILES> struct Floats {
 #pragma unroll
         for (u32 i = 0; i < 2 * TILES; i++) {
             u32 row = min(TILE_ROWS * tile + 8 * i + ROW, matrix.rows - 1);
-            from[i / 2][i % 2] = static_cast<const float4*>(matrix.codes) + static_cast<u64>(row) * (pitch / 4) + QUAD;
+            from[i / 2][i % 2] = static_cast<const float4*>(matrix.codes) + static_cast<u64>(row) * (pitch / 4);
         }
     }
 
+    // Beyond the last column x is 0, and other weights stand in.
     __device__ __forceinline__ void load(Stage& stage, u32 col) const {
 #pragma unroll
         for (u32 p = 0; p < PARTS; p++) {
-            bool inside = col + 16 * p + 4 * QUAD < pitch;
+            u32 at = min(col / 4 + 4 * p + QUAD, pitch / 4 - 1);
 #pragma unroll
-            for (u32 i = 0; i < 2 * TILES; i++) {
-                float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                stage.w[i / 2][i % 2][p] = inside ? __ldg(from[i / 2][i % 2] + col / 4 + 4 * p) : none;
-            }
+            for (u32 i = 0; i < 2 * TILES; i++) stage.w[i / 2][i % 2][p] = __ldg(from[i / 2][i % 2] + at);
         }
     }
 
-    template <u32 GROUPS>
-    __device__ __forceinline__ void multiply(const Stage& stage, const Input<GROUPS>& x, u32 col,
-                                             float (&sums)[SUMS][TILES][GROUPS][4]) const {
+    template <u32 GROUPS, bool ALIGNED>
+    __device__ __forceinline__ void multiply(const Stage& stage, const Input<GROUPS, ALIGNED>& x, u32 col,
+                                             Sums<GROUPS>& sums) const {
 #pragma unroll
         for (u32 p = 0; p < PARTS; p++) {
             u32 b[GROUPS][3][2];
 #pragma unroll
             for (u32 g = 0; g < GROUPS; g++) {
-                float4 v = x.fetch(g, col + 16 * p + 4 * QUAD);
+                float4 v = x.fetch_inside(g, col + 16 * p + 4 * QUAD);
                 split_bf16<3>(v.x, v.y, &b[g][0][0], 2);
                 split_bf16<3>(v.z, v.w, &b[g][0][1], 2);
             }
@@ -185,10 +236,14 @@ template <u32 TILES> struct Floats {
                 for (u32 g = 0; g < GROUPS; g++) {
 #pragma unroll
                     for (u32 i = 0; i < 9; i++)
-                        if (i / 3 + i % 3 <= 2) mma_bf16(sums[0][t][g], a[i / 3], b[g][i % 3]);
+                        if (i / 3 + i % 3 <= 2) mma_bf16(sums.value[t][g], a[i / 3], b[g][i % 3]);
                 }
             }
         }
+    }
+
+    template <u32 GROUPS> __device__ __forceinline__ static void put(const Sums<GROUPS>& sums, Partial<TILES, GROUPS>& to) {
+        sums.put(to);
     }
 };
 
@@ -199,152 +254,158 @@ __device__ __forceinline__ u32 pair_of_q4(u32 word, u32 pair) {
     return ((pair == 0 ? word << 3 : word >> (4 * pair - 3)) & 0x00780078u) | 0x41804180u;
 }
 
-// q8 and q4: lane q takes columns 4 q.. of each unit of 16. The sums of a unit get its scale.
-template <u32 TILES, u32 BITS> struct Codes {
-    static constexpr u32 COLS = GROUP_COLS, SUMS = 1, WORDS = BITS / 4;
+// q8 and q4: lane q takes columns 4 q.. of each unit of 16. Sums over the columns of a scale are multiplied with it.
+template <u32 TILES, u32 BITS, u32 KIND> struct Codes {
+    static constexpr u32 COLS = GROUP_COLS, WORDS = BITS / 4;
+    static constexpr bool ALIGNED = true;
+    // Signed codes take two products; others get by with one and the sums of x, with which minima are multiplied.
+    static constexpr bool SIGNED = BITS == 8 && KIND == HALVES;
+    // Scales of a group, and the units that each is for.
+    static constexpr u32 BLOCKS = KIND >= FACTORS_16 ? 4 : 2, UNITS = 4 / BLOCKS, STRIDE = KIND == HALVES ? 1 : 2;
     struct Stage {
         uint4 w[TILES][WORDS];
         uint2 record[TILES][2];
     };
+    template <u32 GROUPS> using Sums = TileSums<TILES, GROUPS>;
     const uint4* from[TILES];
     const u32* records[TILES];
-    u32 groups, kind, stride;
-    float offset;  // that codes carry in products
-    bool minima;   // whether the sums of x are needed
+    u32 last;      // group
+    float offset;  // that codes have in products
 
     __device__ __forceinline__ Codes(const Matrix& matrix, u32 tile) {
-        groups = divide_up(matrix.cols, GROUP_COLS);
-        kind = matrix.kind;
-        stride = record_words(kind);
-        offset = BITS == 4 ? 16.0f + static_cast<float>(matrix.zero) : 0.0f;
-        minima = BITS == 4 || kind == HALVES_MIN || kind == FACTORS_32 || kind == FACTORS_16_MIN;
+        u32 groups = divide_up(matrix.cols, GROUP_COLS);
+        last = groups - 1;
+        offset = (BITS == 4 ? 16.0f : 128.0f) + static_cast<float>(matrix.zero);
 #pragma unroll
         for (u32 t = 0; t < TILES; t++) {
             u64 group = static_cast<u64>(min(tile + t, (matrix.rows - 1) / TILE_ROWS)) * groups;
             from[t] = static_cast<const uint4*>(matrix.codes) + group * (WARP * WORDS) + threadIdx.x % WARP;
-            records[t] = matrix.scales + (group * TILE_ROWS + ROW) * stride;
+            records[t] = matrix.scales + (group * TILE_ROWS + ROW) * STRIDE;
         }
     }
 
+    // A stage is a group; beyond the last one nobody multiplies it.
     __device__ __forceinline__ void load(Stage& stage, u32 col) const {
-        u32 group = col / GROUP_COLS;
-        bool inside = group < groups;
+        u32 group = min(col / GROUP_COLS, last);
 #pragma unroll
         for (u32 t = 0; t < TILES; t++) {
 #pragma unroll
-            for (u32 i = 0; i < WORDS; i++)
-                stage.w[t][i] = inside ? __ldg(from[t] + (group * WORDS + i) * WARP) : make_uint4(0, 0, 0, 0);
+            for (u32 i = 0; i < WORDS; i++) stage.w[t][i] = __ldg(from[t] + (group * WORDS + i) * WARP);
 #pragma unroll
-            for (u32 i = 0; i < 2; i++) {
-                const u32* at = records[t] + (group * TILE_ROWS + 8 * i) * stride;
-                stage.record[t][i] = inside ? load_record(at, kind) : make_uint2(0, 0);
-            }
+            for (u32 i = 0; i < 2; i++)
+                stage.record[t][i] = load_record(records[t] + (group * TILE_ROWS + 8 * i) * STRIDE, KIND);
         }
     }
 
-    // The products of unit j with one pair of terms of x.
+    // The products of unit j with both terms of x.
     __device__ __forceinline__ void unit(const uint4 (&w)[WORDS], u32 j, const u32 (&b)[2][2], float (&sums)[4]) const {
+        u32 a[4];
         if (BITS == 4) {
             u32 upper = word_of(w[0], j / 2), lower = word_of(w[0], 2 + j / 2), pair = j % 2 * 2;
-            u32 a[4] = {pair_of_q4(upper, pair), pair_of_q4(lower, pair), pair_of_q4(upper, pair + 1),
-                        pair_of_q4(lower, pair + 1)};
-            mma_bf16(sums, a, b[1]);
-            mma_bf16(sums, a, b[0]);
-            return;
-        }
-        // The lower 7 bits of a code c as 128 + (c & 127) in bf16; its sign bit as -128 or -256: their sum is c.
-        u32 upper = word_of(w[0], j), lower = word_of(w[WORDS - 1], j);
-        u32 word[4] = {upper, lower, upper >> 8, lower >> 8}, a[4], sign[4];
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            a[i] = (word[i] & 0x007f007fu) | 0x43004300u;
-            sign[i] = (word[i] & 0x00800080u) | 0xc300c300u;
+            for (u32 i = 0; i < 4; i++) a[i] = pair_of_q4(i % 2 == 0 ? upper : lower, pair + i / 2);
+        } else {
+            // The lower 7 bits of a code c as 128 + (c & 127) in bf16.
+            u32 upper = word_of(w[0], j), lower = word_of(w[WORDS - 1], j), word[4] = {upper, lower, upper >> 8, lower >> 8};
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) a[i] = (word[i] & 0x007f007fu) | 0x43004300u;
+            if (SIGNED) {
+                // The sign bit as -128 or -256: the sum of both is c.
+                u32 sign[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) sign[i] = (word[i] & 0x00800080u) | 0xc300c300u;
+                mma_bf16(sums, sign, b[1]);
+                mma_bf16(sums, sign, b[0]);
+            }
         }
         mma_bf16(sums, a, b[1]);
-        mma_bf16(sums, sign, b[1]);
         mma_bf16(sums, a, b[0]);
-        mma_bf16(sums, sign, b[0]);
     }
 
-    // Scales of a record; the minimum with what the offset of the codes comes to.
-    __device__ __forceinline__ Scales scales_of(uint2 record) const {
-        Scales scales = decode(record, kind);
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) scales.minimum[j] = fmaf(scales.scale[j], offset, scales.minimum[j]);
-        return scales;
-    }
-
-    template <u32 GROUPS>
-    __device__ __forceinline__ void multiply(const Stage& stage, const Input<GROUPS>& x, u32 col,
-                                             float (&sums)[SUMS][TILES][GROUPS][4]) const {
+    template <u32 GROUPS, bool ALIGNED>
+    __device__ __forceinline__ void multiply(const Stage& stage, const Input<GROUPS, ALIGNED>& x, u32 col,
+                                             Sums<GROUPS>& sums) const {
         const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
-        Scales scales[TILES][2];
-#pragma unroll
-        for (u32 i = 0; i < 2 * TILES; i++) scales[i / 2][i % 2] = scales_of(stage.record[i / 2][i % 2]);
+        u32 b[GROUPS][4][2][2];
+        float totals[GROUPS][BLOCKS][4];  // sums of x, the same in all rows
 #pragma unroll
         for (u32 i = 0; i < 4 * GROUPS; i++) {
-            u32 j = i / GROUPS, g = i % GROUPS, b[2][2];
+            u32 g = i / 4, j = i % 4, block = j / UNITS;
             float4 v = x.fetch(g, col + 16 * j + 4 * QUAD);
-            split_bf16<2>(v.x, v.y, &b[0][0], 2);
-            split_bf16<2>(v.z, v.w, &b[0][1], 2);
-            float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // sums of x, the same in all rows
-            if (minima) {
-                mma_bf16(total, ones, b[1]);
-                mma_bf16(total, ones, b[0]);
-            }
+            split_bf16<2>(v.x, v.y, &b[g][j][0][0], 2);
+            split_bf16<2>(v.z, v.w, &b[g][j][0][1], 2);
+            if (SIGNED) continue;
+            if (j % UNITS == 0) totals[g][block][0] = totals[g][block][1] = totals[g][block][2] = totals[g][block][3] = 0.0f;
+            mma_bf16(totals[g][block], ones, b[g][j][1]);
+            mma_bf16(totals[g][block], ones, b[g][j][0]);
+        }
 #pragma unroll
-            for (u32 t = 0; t < TILES; t++) {
+        for (u32 t = 0; t < TILES; t++) {
+            Scales scales[2] = {decode<KIND>(stage.record[t][0]), decode<KIND>(stage.record[t][1])};
+#pragma unroll
+            for (u32 i = 0; i < BLOCKS * GROUPS; i++) {
+                u32 block = i / GROUPS, g = i % GROUPS, first = block * UNITS;
                 float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                unit(stage.w[t], j, b, part);
+#pragma unroll
+                for (u32 j = first; j < first + UNITS; j++) unit(stage.w[t], j, b[g][j], part);
 #pragma unroll
                 for (u32 k = 0; k < 4; k++) {
-                    const Scales& of = scales[t][k / 2];
-                    float scaled = fmaf(of.scale[j], part[k], sums[0][t][g][k]);
-                    sums[0][t][g][k] = fmaf(-of.minimum[j], total[k], scaled);
+                    float scale = scales[k / 2].scale[first], minimum = fmaf(scale, offset, scales[k / 2].minimum[first]);
+                    float scaled = fmaf(scale, part[k], sums.value[t][g][k]);
+                    sums.value[t][g][k] = SIGNED ? scaled : fmaf(-minimum, totals[g][block][k % 2], scaled);
                 }
             }
         }
     }
+
+    template <u32 GROUPS> __device__ __forceinline__ static void put(const Sums<GROUPS>& sums, Partial<TILES, GROUPS>& to) {
+        sums.put(to);
+    }
 };
 
-__device__ __forceinline__ float whole(const float (&sums)[1]) { return sums[0]; }
-__device__ __forceinline__ float whole(const float (&sums)[2]) {
-    return fmaf(sums[1], 1.0f / F16_LOW, sums[0]) * (1.0f / F16_SCALE);
+// The sums of a warp: the stages of columns that are its.
+template <class Layout, u32 GROUPS, bool ALIGNED>
+__device__ __forceinline__ void sum_stages(const Layout& layout, const Input<GROUPS, ALIGNED>& input, u32 col, u32 cols,
+                                           typename Layout::template Sums<GROUPS>& sums) {
+    // The weights of a stage are on their way while those of the one before are multiplied.
+    constexpr u32 STEP = WARPS * Layout::COLS;
+    typename Layout::Stage even, odd;
+    layout.load(even, col);
+    while (col < cols) {
+        layout.load(odd, col + STEP);
+        layout.multiply(even, input, col, sums);
+        col += STEP;
+        if (col >= cols) break;
+        layout.load(even, col + STEP);
+        layout.multiply(odd, input, col, sums);
+        col += STEP;
+    }
 }
 
 // Block (i, j) makes the rows 8 GROUPS i.. and the outputs 16 TILES j.. of y.
 template <class Layout, u32 TILES, u32 GROUPS>
 __device__ __forceinline__ void product(const Matrix& matrix, const float* bias, const float* x, u32 rows, float* y) {
-    constexpr u32 OUTPUTS = TILE_ROWS * TILES, STRIDE = OUTPUTS + 4;
-    __shared__ float partial[WARPS][8 * GROUPS][STRIDE];
+    constexpr u32 OUTPUTS = TILE_ROWS * TILES;
+    __shared__ Partial<TILES, GROUPS> partial[WARPS];
     const u32 warp = threadIdx.x / WARP, first = blockIdx.x * 8 * GROUPS, tile = blockIdx.y * TILES;
+    const u32 col = warp * Layout::COLS;
     Layout layout(matrix, tile);
-    Input<GROUPS> input(x, first, rows, matrix.cols);
-    float sums[Layout::SUMS][TILES][GROUPS][4];
-#pragma unroll
-    for (u32 i = 0; i < Layout::SUMS * TILES * GROUPS * 4; i++) (&sums[0][0][0][0])[i] = 0.0f;
-    typename Layout::Stage now, next;
-    layout.load(now, warp * Layout::COLS);
-    for (u32 col = warp * Layout::COLS; col < matrix.cols; col += WARPS * Layout::COLS) {
-        layout.load(next, col + WARPS * Layout::COLS);
-        layout.multiply(now, input, col, sums);
-        now = next;
+    typename Layout::template Sums<GROUPS> sums = {};
+    if (Layout::ALIGNED || matrix.cols % 4 == 0) {
+        Input<GROUPS, true> input(x, first, rows, matrix.cols);
+        sum_stages<Layout, GROUPS>(layout, input, col, matrix.cols, sums);
+    } else {
+        Input<GROUPS, false> input(x, first, rows, matrix.cols);
+        sum_stages<Layout, GROUPS>(layout, input, col, matrix.cols, sums);
     }
-#pragma unroll
-    for (u32 i = 0; i < TILES * GROUPS * 4; i++) {
-        u32 t = i / 4 / GROUPS, g = i / 4 % GROUPS, at = i % 4;
-        float terms[Layout::SUMS];
-#pragma unroll
-        for (u32 s = 0; s < Layout::SUMS; s++) terms[s] = sums[s][t][g][at];
-        partial[warp][8 * g + 2 * QUAD + at % 2][TILE_ROWS * t + 8 * (at / 2) + ROW] = whole(terms);
-    }
+    Layout::put(sums, partial[warp]);
     __syncthreads();
     for (u32 i = threadIdx.x; i < 8 * GROUPS * OUTPUTS; i += WARPS * WARP) {
         u32 row = i / OUTPUTS, output = i % OUTPUTS, n = TILE_ROWS * tile + output;
         if (first + row >= rows || n >= matrix.rows) continue;
-        float sum = partial[0][row][output];
+        float sum = partial[0].value[row][output];
 #pragma unroll
-        for (u32 w = 1; w < WARPS; w++) sum += partial[w][row][output];
+        for (u32 w = 1; w < WARPS; w++) sum += partial[w].value[row][output];
         if (bias != nullptr) sum += bias[n];
         y[static_cast<u64>(first + row) * matrix.rows + n] = sum;
     }
@@ -360,10 +421,17 @@ __device__ __forceinline__ void product(const Matrix& matrix, const float* bias,
 
 template <u32 TILES> using F16s = Halves<TILES, true>;
 template <u32 TILES> using Bf16s = Halves<TILES, false>;
-template <u32 TILES> using Q8s = Codes<TILES, 8>;
-template <u32 TILES> using Q4s = Codes<TILES, 4>;
+template <u32 TILES> using Q8Halves = Codes<TILES, 8, HALVES>;
+template <u32 TILES> using Q8HalvesMin = Codes<TILES, 8, HALVES_MIN>;
+template <u32 TILES> using Q8Factors32 = Codes<TILES, 8, FACTORS_32>;
+template <u32 TILES> using Q8Factors16 = Codes<TILES, 8, FACTORS_16>;
+template <u32 TILES> using Q4Halves = Codes<TILES, 4, HALVES>;
+template <u32 TILES> using Q4HalvesMin = Codes<TILES, 4, HALVES_MIN>;
+template <u32 TILES> using Q4Factors32 = Codes<TILES, 4, FACTORS_32>;
+template <u32 TILES> using Q4Factors16 = Codes<TILES, 4, FACTORS_16>;
+template <u32 TILES> using Q4Factors16Min = Codes<TILES, 4, FACTORS_16_MIN>;
 
-// linear_LAYOUT_OUTPUTS_ROWS: outputs and rows per block.
+// linear_LAYOUT_OUTPUTS_ROWS: outputs and rows per block. For 32 outputs and 16 rows there are too few registers.
 #define LINEARS(NAME, LAYOUT)                                                                                          \
     LINEAR(NAME##_16_8, LAYOUT<1>, 1, 1)                                                                               \
     LINEAR(NAME##_16_16, LAYOUT<1>, 1, 2)                                                                              \
@@ -372,9 +440,12 @@ template <u32 TILES> using Q4s = Codes<TILES, 4>;
 LINEARS(linear_f32, Floats)
 LINEARS(linear_f16, F16s)
 LINEARS(linear_bf16, Bf16s)
-LINEARS(linear_q8, Q8s)
-LINEARS(linear_q4, Q4s)
-// With scales as well, 32 outputs for 16 rows are more than registers hold.
-LINEAR(linear_f32_32_16, Floats<2>, 2, 2)
-LINEAR(linear_f16_32_16, F16s<2>, 2, 2)
-LINEAR(linear_bf16_32_16, Bf16s<2>, 2, 2)
+LINEARS(linear_q8_halves, Q8Halves)
+LINEARS(linear_q8_halves_min, Q8HalvesMin)
+LINEARS(linear_q8_factors_32, Q8Factors32)
+LINEARS(linear_q8_factors_16, Q8Factors16)
+LINEARS(linear_q4_halves, Q4Halves)
+LINEARS(linear_q4_halves_min, Q4HalvesMin)
+LINEARS(linear_q4_factors_32, Q4Factors32)
+LINEARS(linear_q4_factors_16, Q4Factors16)
+LINEARS(linear_q4_factors_16_min, Q4Factors16Min)

@@ -6,6 +6,16 @@
 
 #define COLS_PER_BLOCK 1024u
 
+__device__ __forceinline__ Scales any_scales(uint2 record, u32 kind) {
+    switch (kind) {
+        case HALVES: return decode<HALVES>(record);
+        case HALVES_MIN: return decode<HALVES_MIN>(record);
+        case FACTORS_32: return decode<FACTORS_32>(record);
+        case FACTORS_16: return decode<FACTORS_16>(record);
+        default: return decode<FACTORS_16_MIN>(record);
+    }
+}
+
 // One weight of a layout.
 struct F32Value {
     __device__ static float get(const Matrix& m, u32 row, u32 col) {
@@ -24,17 +34,17 @@ template <u32 BITS> struct CodeValue {
     __device__ static float get(const Matrix& m, u32 row, u32 col) {
         u64 group = static_cast<u64>(row / TILE_ROWS) * divide_up(m.cols, GROUP_COLS) + col / GROUP_COLS;
         u32 j = col / 16 % 4, q = col / 4 % 4, slot = col % 4, half = row % TILE_ROWS / 8, lane = 4 * (row % 8) + q;
-        Scales scales = decode(load_record(m.scales + (group * TILE_ROWS + row % TILE_ROWS) * record_words(m.kind), m.kind), m.kind);
-        float code;
+        const u32* record = m.scales + (group * TILE_ROWS + row % TILE_ROWS) * record_words(m.kind);
+        Scales scales = any_scales(load_record(record, m.kind), m.kind);
+        i32 code;
         if (BITS == 8) {
             const signed char* bytes = static_cast<const signed char*>(m.codes) + (2 * group + half) * 512;
-            code = static_cast<float>(bytes[16 * lane + 4 * j + (slot >> 1 | (slot & 1) << 1)]);
+            code = bytes[16 * lane + 4 * j + (slot >> 1 | (slot & 1) << 1)];
         } else {
             u32 word = static_cast<const u32*>(m.codes)[group * 128 + 4 * lane + 2 * half + j / 2];
             u32 nibble = 2 * (j % 2) + slot / 2 + 4 * (slot % 2);
-            code = static_cast<float>(static_cast<i32>(word >> (4 * nibble) & 15u) - static_cast<i32>(m.zero));
+            code = static_cast<i32>(word >> (4 * nibble) & 15u);
         }
-        // The product is exact: fused or not, it is rounded once.
         float scale = 0.0f, minimum = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
@@ -43,7 +53,8 @@ template <u32 BITS> struct CodeValue {
                 minimum = scales.minimum[i];
             }
         }
-        return scale * code - minimum;
+        // The product is exact: fused or not, the difference is rounded once.
+        return scale * static_cast<float>(code - static_cast<i32>(m.zero)) - minimum;
     }
 };
 

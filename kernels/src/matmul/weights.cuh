@@ -4,7 +4,8 @@
 // f32, f16, bf16: row-major, rows padded with zeros to a multiple of 16 bytes.
 // q8, q4: tiles of 16 rows, in them groups of 64 columns, padded with codes and scales of 0. Column c of a group is slot
 // c % 4 of quad lane q = c / 4 % 4 in unit j = c / 16, which is how the tensor cores take it (16 columns in a product).
-// q8: a group is [row / 8][lane 4 (row % 8) + q][unit][byte], signed codes; bytes hold the slots 0, 2, 1, 3.
+// q8: a group is [row / 8][lane 4 (row % 8) + q][unit][byte]; bytes hold the slots 0, 2, 1, 3. Codes are signed with
+// records of kind HALVES, and below 128 with others.
 // q4: a group is [lane 4 (row % 8) + q] of 4 words, word 2 (row / 8) + j / 2; slot s of unit j is in nibble
 // 2 (j % 2) + s / 2 of the lower (s even) or upper (s odd) half of the word.
 // Scales: a record for each tile, group and row, of one word (HALVES) or two:
@@ -34,7 +35,7 @@ struct Matrix {
     u32 rows;
     u32 cols;
     u32 kind;  // of the scales
-    u32 zero;  // subtracted from q4 codes
+    u32 zero;  // subtracted from codes
 };
 
 __device__ __forceinline__ u32 divide_up(u32 a, u32 b) { return (a + b - 1) / b; }
@@ -50,33 +51,25 @@ __device__ __forceinline__ float low_half(u32 word) { return f16_to_f32(static_c
 __device__ __forceinline__ float high_half(u32 word) { return f16_to_f32(static_cast<u16>(word >> 16)); }
 __device__ __forceinline__ float byte_of(u32 word, u32 i) { return static_cast<float>((word >> (8 * i)) & 0xffu); }
 
-__device__ __forceinline__ Scales decode(uint2 record, u32 kind) {
+// Minima are 0 where the kind has none.
+template <u32 KIND> __device__ __forceinline__ Scales decode(uint2 record) {
     Scales out;
-    if (kind <= HALVES_MIN) {
-        u32 minima = kind == HALVES ? 0u : record.y;
-        out.scale[0] = out.scale[1] = low_half(record.x);
-        out.scale[2] = out.scale[3] = high_half(record.x);
-        out.minimum[0] = out.minimum[1] = low_half(minima);
-        out.minimum[2] = out.minimum[3] = high_half(minima);
-        return out;
-    }
     float d = low_half(record.y), dmin = high_half(record.y);
-    if (kind == FACTORS_32) {
-        out.scale[0] = out.scale[1] = d * byte_of(record.x, 0);
-        out.scale[2] = out.scale[3] = d * byte_of(record.x, 1);
-        out.minimum[0] = out.minimum[1] = dmin * byte_of(record.x, 2);
-        out.minimum[2] = out.minimum[3] = dmin * byte_of(record.x, 3);
-        return out;
-    }
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
-        if (kind == FACTORS_16) {
-            out.scale[j] = d * static_cast<float>(static_cast<i32>(record.x << (24 - 8 * j)) >> 24);
+        u32 half = j / 2, factor = (record.x >> (8 * j)) & 0xffu;
+        if (KIND == HALVES || KIND == HALVES_MIN) {
+            out.scale[j] = half == 0 ? low_half(record.x) : high_half(record.x);
+            out.minimum[j] = KIND == HALVES ? 0.0f : half == 0 ? d : dmin;
+        } else if (KIND == FACTORS_32) {
+            out.scale[j] = d * byte_of(record.x, half);
+            out.minimum[j] = dmin * byte_of(record.x, 2 + half);
+        } else if (KIND == FACTORS_16) {
+            out.scale[j] = d * static_cast<float>(static_cast<signed char>(factor));
             out.minimum[j] = 0.0f;
         } else {
-            u32 factors = (record.x >> (8 * j)) & 0xffu;
-            out.scale[j] = d * static_cast<float>(factors & 15u);
-            out.minimum[j] = dmin * static_cast<float>(factors >> 4);
+            out.scale[j] = d * static_cast<float>(factor & 15u);
+            out.minimum[j] = dmin * static_cast<float>(factor >> 4);
         }
     }
     return out;

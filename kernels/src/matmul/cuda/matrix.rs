@@ -229,6 +229,16 @@ impl DeviceMatrix {
         self.codes.view()
     }
 
+    /// Which row of the table of kernels multiplies it.
+    pub(super) fn kernel(&self) -> usize {
+        let Packing { layout, kind, .. } = self.packing;
+        match layout {
+            Layout::F32 | Layout::F16 | Layout::Bf16 => layout as usize,
+            Layout::Q8 => 3 + kind as usize,
+            Layout::Q4 => 7 + kind as usize,
+        }
+    }
+
     /// The arguments that stand for the matrix in every kernel.
     pub(super) fn push_to(&self, args: Args) -> Args {
         let Packing { kind, zero, .. } = self.packing;

@@ -37,7 +37,7 @@ impl Kind {
 pub(super) struct Packing {
     pub(super) layout: Layout,
     pub(super) kind: Kind,
-    /// Subtracted from 4-bit codes; 8-bit codes are signed.
+    /// Subtracted from codes.
     pub(super) zero: u32,
 }
 
@@ -49,7 +49,7 @@ impl Packing {
             Format::Q4_1 | Format::Q5_1 => (Kind::HalvesMin, 0),
             Format::Q4_K | Format::Q5_K => (Kind::Factors32, 0),
             Format::Q3_K => (Kind::Factors16, 4),
-            Format::Q6_K => (Kind::Factors16, 0),
+            Format::Q6_K => (Kind::Factors16, 32),
             Format::Q2_K => (Kind::Factors16Min, 0),
         };
         Packing { layout: Layout::of(format), kind, zero }
@@ -88,6 +88,12 @@ pub(super) fn tiles(format: Format, cols: usize, rows: &[u8], (codes, records): 
 /// Puts a row into its place in a tile.
 fn pack_row(format: Format, row: &[u8], lane: usize, (codes, records): (&mut [u8], &mut [u32])) {
     let Packing { layout, kind, .. } = Packing::of(format);
+    // Codes that fill 8 bits are signed; those of other kinds leave the sign bit free.
+    let signed_from = match format {
+        Format::Q8_0 => 128,
+        Format::Q5_0 => 16,
+        _ => 0,
+    };
     let blocks = row.len() / format.block_bytes() * (format.block_values() / 32);
     for index in 0..blocks {
         let block = block(format, row, index);
@@ -100,7 +106,7 @@ fn pack_row(format: Format, row: &[u8], lane: usize, (codes, records): (&mut [u8
             match layout {
                 Layout::Q8 => {
                     let at = lane / 8 * 512 + (4 * (lane % 8) + quad) * 16 + 4 * unit;
-                    to[at..at + 4].copy_from_slice(&[a, c, b, d].map(|code| code.wrapping_sub(block.zero)));
+                    to[at..at + 4].copy_from_slice(&[a, c, b, d].map(|code| code.wrapping_sub(signed_from)));
                 }
                 _ => {
                     let at = (4 * (lane % 8) + quad) * 16 + (2 * (lane / 8) + unit / 2) * 4 + unit % 2;
@@ -161,7 +167,9 @@ mod tests {
         let at = group * layout.group_bytes();
         let code = if layout == Layout::Q8 {
             let byte = [0, 2, 1, 3][slot];
-            f32::from(tile.0[at + 512 * (lane / 8) + 16 * (4 * (lane % 8) + quad) + 4 * unit + byte] as i8)
+            let code = tile.0[at + 512 * (lane / 8) + 16 * (4 * (lane % 8) + quad) + 4 * unit + byte];
+            assert!(kind == Kind::Halves || code < 128, "the sign bit is used");
+            f32::from(code as i8) - zero as f32
         } else {
             let word = at + 16 * (4 * (lane % 8) + quad) + 4 * (2 * (lane / 8) + unit / 2);
             let word = u32::from_le_bytes(tile.0[word..word + 4].try_into().unwrap());

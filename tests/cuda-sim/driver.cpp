@@ -201,7 +201,8 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUhandle* out, CUdevice ordinal) {
     Device& device = devices[ordinal];
     if (!device.context) {
         device.context = std::make_shared<Context>();
-        device.context->device = ordinal;
+        static uint64_t contexts_made = 0;
+        device.context->number = ++contexts_made;
         device.context->null_stream = std::make_shared<Stream>();
         device.context->null_stream->context = device.context.get();
         device.context->null_stream->blocking = true;

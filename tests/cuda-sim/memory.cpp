@@ -19,7 +19,7 @@ uint64_t up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 constexpr uint64_t ARENA = 1ull << 44, CHUNK = 1ull << 30;
 std::mutex arena_mutex;
 char* arena = nullptr;
-std::vector<const Context*> owners; // of chunks
+std::vector<uint64_t> owners; // of chunks
 
 // Addresses without access; null when there are no more.
 char* take(Context& context, size_t bytes) {
@@ -32,7 +32,7 @@ char* take(Context& context, size_t bytes) {
         }
         uint64_t first = owners.size(), count = up(bytes, CHUNK) / CHUNK;
         if (first + count > ARENA / CHUNK) return nullptr;
-        owners.resize(first + count, &context);
+        owners.resize(first + count, context.number);
         context.addresses = arena + first * CHUNK;
         context.addresses_end = context.addresses + count * CHUNK;
     }
@@ -93,7 +93,7 @@ const char* foreign(Context& context, uint64_t at) {
     std::lock_guard<std::mutex> lock(arena_mutex);
     uint64_t offset = at - reinterpret_cast<uint64_t>(arena);
     if (!arena || offset >= ARENA) return "memory of the host that is not pinned";
-    return offset / CHUNK < owners.size() && owners[offset / CHUNK] == &context ? nullptr : "memory of another context";
+    return offset / CHUNK < owners.size() && owners[offset / CHUNK] == context.number ? nullptr : "memory of another context";
 }
 
 size_t pinned_count() {

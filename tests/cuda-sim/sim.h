@@ -174,7 +174,7 @@ struct Allocation {
 };
 
 struct Context {
-    int device;
+    uint64_t number; // never given twice
     std::recursive_mutex mutex;
     bool alive = true;
     CUresult lost = OK;

@@ -31,30 +31,38 @@ template <bool F16> struct HalfValue {
 };
 
 template <u32 BITS> struct CodeValue {
-    __device__ static float get(const Matrix& m, u32 row, u32 col) {
+    // Four columns from `col`, a multiple of 4.
+    __device__ static float4 four(const Matrix& m, u32 row, u32 col) {
         u64 group = static_cast<u64>(row / TILE_ROWS) * divide_up(m.cols, GROUP_COLS) + col / GROUP_COLS;
-        u32 j = col / 16 % 4, q = col / 4 % 4, slot = col % 4, half = row % TILE_ROWS / 8, lane = 4 * (row % 8) + q;
+        u32 j = col / 16 % 4, half = row % TILE_ROWS / 8, lane = 4 * (row % 8) + col / 4 % 4, zero = m.zero;
+        const u32* words = static_cast<const u32*>(m.codes);
+        i32 code[4];
+        if (BITS == 8) {
+            u32 word = words[(2 * group + half) * 128 + 4 * lane + j];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) code[i] = static_cast<signed char>(word >> (8 * (i / 2 + i % 2 * 2)));
+        } else {
+            u32 word = words[group * 128 + 4 * lane + 2 * half + j / 2] >> (8 * (j % 2));
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) code[i] = static_cast<i32>(word >> (4 * (i / 2) + 16 * (i % 2)) & 15u);
+        }
         const u32* record = m.scales + (group * TILE_ROWS + row % TILE_ROWS) * record_words(m.kind);
         Scales scales = any_scales(load_record(record, m.kind), m.kind);
-        i32 code;
-        if (BITS == 8) {
-            const signed char* bytes = static_cast<const signed char*>(m.codes) + (2 * group + half) * 512;
-            code = bytes[16 * lane + 4 * j + (slot >> 1 | (slot & 1) << 1)];
-        } else {
-            u32 word = static_cast<const u32*>(m.codes)[group * 128 + 4 * lane + 2 * half + j / 2];
-            u32 nibble = 2 * (j % 2) + slot / 2 + 4 * (slot % 2);
-            code = static_cast<i32>(word >> (4 * nibble) & 15u);
-        }
-        float scale = 0.0f, minimum = 0.0f;
+        float scale = scales.scale[0], minimum = scales.minimum[0], v[4];
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            if (i == j) {
-                scale = scales.scale[i];
-                minimum = scales.minimum[i];
-            }
+        for (u32 i = 1; i < 4; i++) {
+            scale = i == j ? scales.scale[i] : scale;
+            minimum = i == j ? scales.minimum[i] : minimum;
         }
         // The product is exact: fused or not, the difference is rounded once.
-        return scale * static_cast<float>(code - static_cast<i32>(m.zero)) - minimum;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) v[i] = scale * static_cast<float>(code[i] - static_cast<i32>(zero)) - minimum;
+        return make_float4(v[0], v[1], v[2], v[3]);
+    }
+
+    __device__ static float get(const Matrix& m, u32 row, u32 col) {
+        float4 v = four(m, row, col / 4 * 4);
+        return col % 4 == 0 ? v.x : col % 4 == 1 ? v.y : col % 4 == 2 ? v.z : v.w;
     }
 };
 
@@ -111,15 +119,14 @@ KERNEL(256) to_bf16(const float* x, float scale, u16* out, u32 cols, u32 pitch) 
     to_halves<false>(x, scale, out, cols, pitch);
 }
 
-// Rows first.. of a quantised matrix in bf16, padded with zeros to `pitch` columns.
+// Rows first.. of a quantised matrix in bf16, padded with zeros to `pitch` columns, a multiple of 4.
 template <u32 BITS> __device__ __forceinline__ void widen(const Matrix& matrix, u32 first, u16* out, u32 pitch) {
-    u32 row = first + blockIdx.x;
-    for (u32 i = 0; i < COLS_PER_BLOCK; i += 256) {
-        u32 col = blockIdx.y * COLS_PER_BLOCK + i + threadIdx.x;
-        if (col >= pitch) return;
-        float value = row < matrix.rows && col < matrix.cols ? CodeValue<BITS>::get(matrix, row, col) : 0.0f;
-        out[static_cast<u64>(blockIdx.x) * pitch + col] = f32_to_bf16(value);
-    }
+    u32 row = first + blockIdx.x, col = blockIdx.y * COLS_PER_BLOCK + 4 * threadIdx.x;
+    if (col >= pitch) return;
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (row < matrix.rows && col < matrix.cols) v = CodeValue<BITS>::four(matrix, row, col);
+    uint2 halves = make_uint2(pack2(f32_to_bf16(v.x), f32_to_bf16(v.y)), pack2(f32_to_bf16(v.z), f32_to_bf16(v.w)));
+    *reinterpret_cast<uint2*>(out + static_cast<u64>(blockIdx.x) * pitch + col) = halves;
 }
 
 #define WIDEN(NAME, BITS)                                                                                              \

@@ -1,6 +1,7 @@
 //! The data of a launch file. Owner: the launcher. Invariant: see the crate; what a key means, its range and its default
 //! stand in [`crate::schema`].
 
+use crate::cuda::{Cuda, Device, ModelCuda};
 use crate::error::{ConfigError, Places};
 use crate::faults::Faults;
 use crate::quantity::Bytes;
@@ -24,6 +25,9 @@ pub struct LaunchFile {
     pub router: Router,
     /// `[batching]`
     pub batching: Batching,
+    /// `[cuda]`; there exactly if a model is on a CUDA device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<Cuda>,
     /// `[faults]`: what goes wrong on order, for tests of the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub faults: Option<Faults>,
@@ -134,14 +138,9 @@ pub struct Model {
     pub rows_max: u32,
     /// Tokens in one step at most.
     pub step_tokens_max: u32,
-}
-
-/// What runs a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Device {
-    /// The processor.
-    Cpu,
+    /// `[models.cuda]`; there exactly if the device is a CUDA device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<ModelCuda>,
 }
 
 /// How much KV memory a model gets.

@@ -4,6 +4,7 @@
 //! tables, memory, an algorithm's parameters) is checked by the launcher, which reports through
 //! [`LaunchFile::error_at`] so that those errors also name their line.
 
+mod cuda;
 mod error;
 mod faults;
 mod fields;
@@ -18,11 +19,12 @@ mod validate;
 #[cfg(test)]
 mod tests;
 
+pub use cuda::{Cuda, CudaPriority, Device, ModelCuda};
 pub use error::{ConfigError, Place};
 pub use faults::{Faults, MessageFault, MessageFaultKind, StepFault, StepFaultKind};
 pub use launch::{
-    Batching, DEFAULT_KV_BYTES, Device, Execution, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router,
-    Server, Tls,
+    Batching, DEFAULT_KV_BYTES, Execution, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router, Server,
+    Tls,
 };
 pub use nearest::nearest;
 pub use quantity::Bytes;

@@ -1,10 +1,11 @@
 //! From TOML text to a [`LaunchFile`]. Owner: the caller of [`LaunchFile::load`]. Invariant: nothing is skipped.
 
+use crate::cuda::{self, Device};
 use crate::error::{ConfigError, Places, file_error};
 use crate::faults::faults;
 use crate::fields::{Document, Fields, FromToml, Problem, Value, join};
 use crate::launch::{
-    Batching, Device, Execution, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router, Server, Tls,
+    Batching, Execution, KvBudget, KvFormat, LaunchFile, LogFormat, Model, Policy, Router, Server, Tls,
 };
 use crate::quantity::Bytes;
 use crate::schema;
@@ -47,13 +48,14 @@ impl LaunchFile {
         let models = models(&mut doc, top.raw("models"), path.parent().unwrap_or(Path::new("")))?;
         let router = router(&mut doc, top.raw("router"), &models)?;
         let batching = batching(&mut doc, top.raw("batching"), (&models, path.parent().unwrap_or(Path::new(""))))?;
+        let cuda = cuda::devices(&mut doc, top.raw("cuda"), &models)?;
         let faults = faults(&mut doc, top.raw("faults"), &models)?;
-        validate(LaunchFile { server, router, batching, faults, models, places: doc.places })
+        validate(LaunchFile { server, router, batching, cuda, faults, models, places: doc.places })
     }
 }
 
 /// An empty table, for a section the file leaves out.
-fn absent<'t>() -> Value<'t> {
+pub(crate) fn absent<'t>() -> Value<'t> {
     toml::Spanned::new(0..0, DeValue::Table(DeTable::new()))
 }
 
@@ -124,16 +126,19 @@ fn model(doc: &mut Document<'_>, (index, item): (usize, &Value<'_>), folder: &Pa
     let source = Source::parse(&place, folder)
         .map_err(|problem| doc.places.error(&join(&path, "path"), format!("{path}.path {problem}")))?;
     let formats = [KvFormat::F16, KvFormat::Bf16, KvFormat::F32, KvFormat::Q8].map(|format| (format.name(), format));
+    let device = fields.or(doc, "device", Device::Cpu)?;
+    let (rows_max, step_tokens_max) = (fields.or(doc, "rows_max", 64)?, fields.or(doc, "step_tokens_max", 512)?);
     let model = Model {
         path: source,
-        device: fields.choice(doc, "device", &[("cpu", Device::Cpu)])?.unwrap_or(Device::Cpu),
+        device,
         threads: fields.optional(doc, "threads")?,
         cores: fields.optional(doc, "cores")?,
         kv: kv_budget(doc, &fields)?,
         kv_format: fields.choice(doc, "kv_format", &formats)?.unwrap_or(KvFormat::F16),
         context_length: fields.optional(doc, "context_length")?,
-        rows_max: fields.or(doc, "rows_max", 64)?,
-        step_tokens_max: fields.or(doc, "step_tokens_max", 512)?,
+        rows_max,
+        step_tokens_max,
+        cuda: cuda::model(doc, (&path, fields.raw("cuda")), (device, rows_max, step_tokens_max))?,
         name,
     };
     alias_places(&mut doc.places, &path, &model.name);

@@ -1,6 +1,9 @@
 //! Launch files, good and bad, through one `check` each.
 
-use crate::{Bytes, KvBudget, LaunchFile, MessageFault, MessageFaultKind, Policy, Source, StepFault, StepFaultKind};
+use crate::{
+    Bytes, CudaPriority, Device, KvBudget, LaunchFile, MessageFault, MessageFaultKind, Policy, Source, StepFault,
+    StepFaultKind,
+};
 use std::path::{Path, PathBuf};
 
 const PAIR: &str = r#"[server]
@@ -70,13 +73,73 @@ fn errors_found_later_have_lines_too() {
 
 #[test]
 fn the_effective_file_reads_back_the_same() {
-    for text in [PAIR, "[[models]]\nname = \"m\"\npath = \"m.gguf\"\nkv_memory = 1000001\n"] {
+    for text in [PAIR, CUDA, "[[models]]\nname = \"m\"\npath = \"m.gguf\"\nkv_memory = 1000001\n"] {
         let file = parse(text).expect("a good file");
         let again = LaunchFile::parse(&file.to_toml(), Path::new("launch.toml")).expect("its own output");
         assert_eq!(again.to_toml(), file.to_toml());
         assert_eq!((&again.server, &again.router, &again.batching), (&file.server, &file.router, &file.batching));
-        assert_eq!(again.models, file.models);
+        assert_eq!((&again.models, again.cuda), (&file.models, file.cuda));
     }
+}
+
+const CUDA: &str = r#"
+[cuda]
+memory_percent = 80
+[[models]]
+name = "m"
+path = "m.gguf"
+device = "cuda:1"
+rows_max = 4
+[models.cuda]
+graph_tokens = [3, 1]
+priority = "high"
+"#;
+
+#[test]
+fn models_on_a_gpu_have_keys_of_their_own() {
+    let file = parse(CUDA).expect("a good file");
+    assert_eq!(file.models[0].device, Device::Cuda(1));
+    let cuda = file.models[0].cuda.clone().expect("defaults");
+    assert_eq!((cuda.graph_rows, cuda.graph_tokens), (vec![1, 2, 4], vec![3, 1]), "no more rows than a step has");
+    assert_eq!((cuda.graphs, cuda.deterministic, cuda.priority), (true, false, CudaPriority::High));
+    assert_eq!(parse(PAIR).expect("a good file").cuda, None);
+    for (from, to, expected) in [
+        (
+            "cuda:1",
+            "cuda:x",
+            "7:10: models[0].device = \"cuda:x\" is unknown; write \"cpu\", or \"cuda:0\" for the first GPU",
+        ),
+        ("cuda:1", "cuda:64", "7:10: models[0].device = \"cuda:64\" is out of range; give cuda:0 to cuda:63"),
+        (
+            "device = \"cuda:1\"",
+            "",
+            "9:1: models[0].cuda is for models on a CUDA device; set device = \"cuda:0\", or remove the table",
+        ),
+        ("rows_max = 4", "threads = 4", "8:11: models[0].threads means nothing on cuda:1; remove it"),
+        ("rows_max = 4", "cores = [1]", "8:9: models[0].cores means nothing on cuda:1; remove it"),
+        (
+            "rows_max = 4",
+            "kv_format = \"q8\"",
+            "8:13: models[0].kv_format = \"q8\" has no CUDA kernels; give \"f16\" or \"bf16\"",
+        ),
+        ("[3, 1]", "[]", "10:16: models[0].cuda.graph_tokens is empty; list numbers, or set graphs = false"),
+        (
+            "graph_tokens = [3, 1]",
+            "graph_rows = [8]",
+            "10:14: models[0].cuda.graph_rows holds 8; give numbers from 1 to 4 (rows_max)",
+        ),
+        ("[3, 1]", "[0]", "10:16: models[0].cuda.graph_tokens holds 0; give numbers from 1 to 512 (step_tokens_max)"),
+        ("= 80", "= 0", "3:18: cuda.memory_percent = 0 is out of range; give 1 to 100"),
+    ] {
+        let error = parse(&CUDA.replacen(from, to, 1)).expect_err(to);
+        assert_eq!(error, format!("folder/launch.toml:{expected}"), "{to}");
+    }
+    let none = CUDA.split("[models.cuda]").next().unwrap_or_default().replace("cuda:1", "cpu");
+    let error = parse(&none).expect_err("no device");
+    assert_eq!(
+        error,
+        "folder/launch.toml:2:1: no model is on a CUDA device; give one device = \"cuda:0\", or remove [cuda]"
+    );
 }
 
 #[test]
@@ -214,7 +277,11 @@ fn wrong_files_are_refused_with_line_and_remedy() {
             "kv_format = \"fp8\"",
             "7:13: models[0].kv_format = \"fp8\" is unknown; valid: f16, bf16, f32, q8",
         ),
-        ("threads = 2", "device = \"cuda\"", "7:10: models[0].device = \"cuda\" is unknown; valid: cpu"),
+        (
+            "threads = 2",
+            "device = \"cuda\"",
+            "7:10: models[0].device = \"cuda\" is unknown; write \"cpu\", or \"cuda:0\" for the first GPU",
+        ),
         // missing fields
         ("name = \"large\"\n", "", "4:1: [[models]] has no `name`; add name = \"small\""),
         (

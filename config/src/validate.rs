@@ -16,6 +16,9 @@ pub(crate) fn validate(mut file: LaunchFile) -> Result<LaunchFile, ConfigError> 
     for index in 0..file.models.len() {
         model(&file, index)?;
     }
+    if let Some(cuda) = &file.cuda {
+        within(&file, "cuda.memory_percent", u64::from(cuda.memory_percent))?;
+    }
     let order = router(&file)?;
     batching(&file)?;
     let mut models: Vec<Option<Model>> = std::mem::take(&mut file.models).into_iter().map(Some).collect();
@@ -87,6 +90,7 @@ fn model(file: &LaunchFile, index: usize) -> Result<(), ConfigError> {
         within(file, &key("threads"), u64::from(threads))?;
     }
     cores(file, index)?;
+    crate::cuda::validate(file, index)?;
     within(file, &key("rows_max"), u64::from(model.rows_max))?;
     let most = schema::range("models.step_tokens_max").map_or(u64::MAX, |(_, most)| most);
     between(file, &key("step_tokens_max"), u64::from(model.step_tokens_max), (u64::from(model.rows_max), most))?;

@@ -33,6 +33,7 @@ pub static TOP: Table = Table {
         ),
         key("batching", Kind::Table(&BATCHING), Words("all defaults"), "When waiting requests start together."),
         key("server", Kind::Table(&SERVER), Words("all defaults"), "Who may connect, and how much is accepted."),
+        key("cuda", Kind::Table(&CUDA), Words("all defaults"), "The CUDA devices, where a model is on one."),
         key("faults", Kind::Table(&FAULTS), Words("none"), "What goes wrong on order, for tests of clients."),
     ],
 };
@@ -146,7 +147,12 @@ pub(crate) static MODEL: Table = Table {
             Required,
             "Folder in Hugging Face layout, `.gguf` file, or `hf:owner/name[@revision][:file.gguf]`, which is downloaded once.",
         ),
-        key("device", Kind::Word(&[("cpu", "the processor")]), Default::Text("cpu"), "What runs it."),
+        key(
+            "device",
+            Kind::Text,
+            Default::Text("cpu"),
+            "What runs it: `cpu`, or `cuda:0` for the first NVIDIA GPU, `cuda:1` for the second; [GPUs](../cuda.md).",
+        ),
         key("threads", whole(1, 1024), Words("as many as `cores` lists, or else every core"), "Worker threads."),
         key(
             "cores",
@@ -190,7 +196,59 @@ pub(crate) static MODEL: Table = Table {
             Default::Whole(512),
             "Tokens in one step at most, at least `rows_max`; longer prompts are taken in over several steps.",
         ),
+        key("cuda", Kind::Table(&MODEL_CUDA), Words("all defaults"), "How it uses its CUDA device."),
     ],
+};
+
+pub(crate) static MODEL_CUDA: Table = Table {
+    title: "[models.cuda]",
+    about: "How a model with `device = \"cuda:…\"` uses its device: [GPUs](../cuda.md).",
+    keys: &[
+        key(
+            "graphs",
+            Kind::Flag,
+            Flag(true),
+            "Steps are recorded at the start and played as CUDA graphs; without, every kernel is launched by itself.",
+        ),
+        key(
+            "graph_rows",
+            Kind::Wholes,
+            Words("1, 2, 4, 8, 16, up to `rows_max`"),
+            "Numbers of requests that are recorded; a step takes the next larger one.",
+        ),
+        key(
+            "graph_tokens",
+            Kind::Wholes,
+            Words("1, 2, 4, 8, up to `step_tokens_max`"),
+            "Numbers of tokens of each request that are recorded: 1 is decoding, more extend a request that returns.",
+        ),
+        key(
+            "deterministic",
+            Kind::Flag,
+            Flag(false),
+            "A request's answer has the same bits alone and in any batch; long prompts take longer.",
+        ),
+        key(
+            "priority",
+            Kind::Word(&[
+                ("normal", "its work waits for that of models with a high one"),
+                ("high", "its work goes first where models share a device"),
+            ]),
+            Default::Text("normal"),
+            "Whose work goes first where models share a device.",
+        ),
+    ],
+};
+
+pub(crate) static CUDA: Table = Table {
+    title: "[cuda]",
+    about: "The CUDA devices of the machine.",
+    keys: &[key(
+        "memory_percent",
+        whole(1, 100),
+        Default::Whole(90),
+        "How much of a device's free memory its models may take together; what weights and work leave is shared out as KV memory.",
+    )],
 };
 
 pub(crate) static ROUTER: Table = Table {

@@ -9,7 +9,7 @@ mod tests;
 
 pub use json::json;
 pub use keys::TOP;
-pub(crate) use keys::{BATCHING, FAULTS, MESSAGE_FAULT, MODEL, ROUTER, SERVER, STEP_FAULT, TLS};
+pub(crate) use keys::{BATCHING, CUDA, FAULTS, MESSAGE_FAULT, MODEL, MODEL_CUDA, ROUTER, SERVER, STEP_FAULT, TLS};
 
 /// A table of a launch file.
 #[derive(Debug)]

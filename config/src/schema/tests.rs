@@ -40,6 +40,9 @@ fn read(text: &str) -> Result<LaunchFile, String> {
 fn with(title: &str, key: &str, value: &str) -> String {
     let mut file: toml::Table = ROOMY.parse().expect("TOML");
     let value = format!("v = {value}").parse::<toml::Table>().expect("a value").remove("v").expect("it is there");
+    if title.contains("cuda") {
+        file["models"][0].as_table_mut().expect("a table").insert("device".into(), "cuda:0".into());
+    }
     let mut table = &mut file;
     for part in title.trim_matches(['[', ']']).split('.') {
         let inner = table.entry(part).or_insert_with(|| toml::Table::new().into());
@@ -127,7 +130,8 @@ fn words_are_those_of_the_reader() {
 
 /// What a key is when a file leaves it out, from the file as it is read; null when the file has nothing for it.
 fn unsaid() -> Value {
-    let text = "[[models]]\nname = \"m\"\npath = \"m.gguf\"\n[[faults.steps]]\nmodel = \"m\"\nkind = \"lost\"\nat = 1\n\
+    let text = "[[models]]\nname = \"m\"\npath = \"m.gguf\"\n[[models]]\nname = \"g\"\npath = \"g.gguf\"\n\
+                device = \"cuda:0\"\n[router]\nalgorithm = \"r_stitch\"\n[[faults.steps]]\nmodel = \"m\"\nkind = \"lost\"\nat = 1\n\
                 [[faults.messages]]\nkind = \"lost\"\nevery = 2\n";
     serde_json::to_value(read(text).expect("a good file")).expect("JSON")
 }
@@ -140,6 +144,7 @@ fn defaults_are_those_of_the_reader() {
         let place = match table.title.trim_matches(['[', ']']) {
             "the launch file" | "server.tls" => continue,
             "models" => "/models/0".to_owned(),
+            "models.cuda" => "/models/1/cuda".to_owned(),
             "faults.steps" => "/faults/steps/0".to_owned(),
             "faults.messages" => "/faults/messages/0".to_owned(),
             plain => format!("/{}", plain.replace('.', "/")),
@@ -156,7 +161,7 @@ fn defaults_are_those_of_the_reader() {
             Default::Words(_) => {
                 let nothing =
                     found.is_null() || ["algorithm", "models", "params", "thresholds", "at"].contains(&key.name);
-                let nothing = nothing || ["steps", "messages"].contains(&key.name);
+                let nothing = nothing || ["steps", "messages", "graph_rows", "graph_tokens"].contains(&key.name);
                 assert!(nothing, "{place} {} is {found} without being given", key.name);
                 continue;
             }

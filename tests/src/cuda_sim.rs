@@ -268,15 +268,10 @@ fn open(folder: &Path) -> Result<CudaSim, String> {
             return Err(format!("{name}: {}", loader_error()));
         }
     }
-    let find = |name: &str| -> Result<*mut c_void, String> {
-        // SAFETY: the library stays open.
-        let symbol = unsafe { libc::dlsym(handles[0], text(name).as_ptr()) };
-        if symbol.is_null() { Err(format!("{name}: {}", loader_error())) } else { Ok(symbol) }
-    };
     macro_rules! functions {
         ($($field:ident),*) => {
-            // SAFETY: `cudasim.h`, built from the same commit, declares them with these types.
-            unsafe { CudaSim { $($field: std::mem::transmute::<*mut c_void, _>(find(concat!("cudasim_", stringify!($field)))?)),* } }
+            // SAFETY: `cudasim.h`, of the same commit as this file, declares them with the types of the fields.
+            unsafe { CudaSim { $($field: function(handles[0], concat!("cudasim_", stringify!($field)))?),* } }
         };
     }
     Ok(functions!(
@@ -294,6 +289,21 @@ fn open(folder: &Path) -> Result<CudaSim, String> {
         driver,
         capability
     ))
+}
+
+/// A function of a library.
+///
+/// # Safety
+/// `F` must be the type of a pointer to that function, and the library must stay open as long as it is used.
+unsafe fn function<F: Copy>(library: *mut c_void, name: &str) -> Result<F, String> {
+    // SAFETY: the library is open.
+    let symbol = unsafe { libc::dlsym(library, text(name).as_ptr()) };
+    if symbol.is_null() {
+        return Err(format!("{name}: {}", loader_error()));
+    }
+    assert_eq!(size_of::<F>(), size_of_val(&symbol));
+    // SAFETY: pointers to functions and to data have one size here, and the caller promises the type.
+    Ok(unsafe { std::mem::transmute_copy(&symbol) })
 }
 
 fn loader_error() -> String {

@@ -100,10 +100,7 @@ impl Sampler {
     /// [`SampleError`] when the parameters leave nothing that can be drawn.
     pub fn draw(&mut self, logits: &[f32], draw: &Draw, position: u32) -> Result<TokenId, SampleError> {
         let params = &*draw.params;
-        self.work.clear();
-        self.work.extend_from_slice(&logits[..self.real_vocab.min(logits.len())]);
-        adjust(&mut self.work, draw);
-        let best = highest(&self.work)?;
+        let best = self.adjust(logits, draw)?;
         if is_greedy(params.temperature) {
             return Ok(best.id);
         }
@@ -120,6 +117,24 @@ impl Sampler {
             pick(&self.kept, scale, unit)
         };
         Ok(drawn.unwrap_or(best.id))
+    }
+
+    /// Sums of the weights of each 512 tokens, on which draws without top-k are measured: for those who draw in the same way.
+    ///
+    /// # Errors
+    /// As [`Sampler::draw`].
+    pub fn partial_sums(&mut self, logits: &[f32], draw: &Draw) -> Result<&[f64], SampleError> {
+        let best = self.adjust(logits, draw)?;
+        self.sum_blocks(Scale::new(best.logit, &draw.params));
+        Ok(&self.blocks)
+    }
+
+    /// Takes the row over, adjusted; returns its highest.
+    fn adjust(&mut self, logits: &[f32], draw: &Draw) -> Result<Candidate, SampleError> {
+        self.work.clear();
+        self.work.extend_from_slice(&logits[..self.real_vocab.min(logits.len())]);
+        adjust(&mut self.work, draw);
+        highest(&self.work)
     }
 
     /// Fills `kept` by top-k and top-p, by rank; one of the two is in use.

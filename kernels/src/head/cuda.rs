@@ -75,6 +75,12 @@ impl HeadScratch {
         })
     }
 
+    /// Partial sums of weights of the last draws, and how many there are for each output. Those of outputs that needed none
+    /// are not defined.
+    pub fn sums(&self) -> (&Array<f64>, usize) {
+        (&self.sums, self.vocab.div_ceil(CHUNK) * SUMS)
+    }
+
     /// Bytes of [`HeadScratch::new`].
     pub fn bytes(outputs_max: usize, vocab: usize) -> u64 {
         let chunks = vocab.div_ceil(CHUNK);

@@ -21,19 +21,23 @@ pub use rows::{EmbedArgs, GatherArgs, Ids};
 use std::sync::Arc;
 
 /// What the sources include.
-const HEADERS: &[(&str, &str)] = &[("weights.cuh", include_str!("weights.cuh"))];
+const HEADERS: &[(&str, &str)] =
+    &[("weights.cuh", include_str!("weights.cuh")), ("layouts.cuh", include_str!("layouts.cuh"))];
 
 /// Products of few rows.
 pub static MATMUL: Source =
     Source { name: "matmul.cu", text: include_str!("matmul.cu"), headers: HEADERS, exact: false };
 
 /// Rows of matrices and conversions.
-pub static ROWS: Source = Source { name: "rows.cu", text: include_str!("rows.cu"), headers: HEADERS, exact: false };
+pub static ROWS: Source =
+    Source { name: "rows.cu", text: include_str!("rows.cu"), headers: HEADERS.split_at(1).0, exact: false };
 
 /// Most rows that the kernels multiply in one pass over the weights.
 pub const ROWS_FEW: usize = 16;
 /// Rows from which on it pays to widen quantised weights for cuBLASLt.
 const ROWS_WIDEN: usize = 64;
+/// Most products of a launch.
+const TOGETHER: usize = 3;
 /// Threads of all blocks.
 const THREADS: u32 = 256;
 /// Outputs of a tile.
@@ -98,6 +102,25 @@ pub struct LinearArgs<'a> {
     pub rows: usize,
     /// `[rows, matrix rows]`, possibly with more behind.
     pub y: &'a mut Array<f32>,
+}
+
+/// One of several products of the same rows.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// Weights.
+    pub matrix: &'a DeviceMatrix,
+    /// One value per output.
+    pub bias: Option<&'a Array<f32>>,
+    /// `[rows, matrix rows]`, possibly with more behind.
+    pub y: &'a mut Array<f32>,
+}
+
+/// Rows that are multiplied: `[rows, cols]`, possibly with more behind.
+#[derive(Clone, Copy, Debug)]
+struct Input<'a> {
+    x: &'a Array<f32>,
+    rows: usize,
+    cols: usize,
 }
 
 /// What a [`MatmulScratch`] must be enough for.
@@ -197,62 +220,127 @@ impl MatmulKernels {
     /// # Panics
     /// If sizes do not fit.
     pub fn linear(&self, stream: &Stream, args: LinearArgs<'_>, scratch: &mut MatmulScratch) -> Result<(), CudaError> {
-        let LinearArgs { matrix, bias, x, rows, y } = &args;
-        assert!(x.len() >= rows * matrix.cols(), "{rows} rows of {} values in {}", matrix.cols(), x.len());
-        assert!(y.len() >= rows * matrix.rows(), "{rows} rows of {} values in {}", matrix.rows(), y.len());
-        assert!(bias.is_none_or(|bias| bias.len() == matrix.rows()), "one bias for each of {} outputs", matrix.rows());
-        let layout = matrix.layout();
-        let few = if layout.is_quantized() { ROWS_WIDEN } else { ROWS_FEW };
-        let pitch = Layout::Bf16.pitch(matrix.cols());
-        let fits =
-            scratch.halves.len() >= rows * pitch && (!layout.is_quantized() || scratch.slab.len() >= TILE_ROWS * pitch);
-        match &self.blas {
-            Some(blas) if !self.fixed_order && *rows > few && layout != Layout::F32 && fits => {
-                self.linear_many(stream, blas, (args, scratch))
-            }
-            _ => self.linear_few(stream, &args),
+        let LinearArgs { matrix, bias, x, rows, y } = args;
+        self.linear_together(stream, (x, rows), &mut [Product { matrix, bias, y }], scratch)
+    }
+
+    /// Multiplies the same rows with several matrices: one launch for up to three neighbours of the same format. Each
+    /// result is that of [`MatmulKernels::linear`].
+    ///
+    /// # Errors
+    /// What the driver or cuBLASLt says.
+    ///
+    /// # Panics
+    /// If sizes do not fit.
+    pub fn linear_together(
+        &self,
+        stream: &Stream,
+        (x, rows): (&Array<f32>, usize),
+        products: &mut [Product<'_>],
+        scratch: &mut MatmulScratch,
+    ) -> Result<(), CudaError> {
+        let Some(first) = products.first() else { return Ok(()) };
+        let input = Input { x, rows, cols: first.matrix.cols() };
+        assert!(x.len() >= rows * input.cols, "{rows} rows of {} values in {}", input.cols, x.len());
+        for Product { matrix, bias, y } in products.iter() {
+            let outputs = matrix.rows();
+            assert_eq!(matrix.cols(), input.cols, "matrices for the same rows");
+            assert!(y.len() >= rows * outputs, "{rows} rows of {outputs} values in {}", y.len());
+            assert!(bias.is_none_or(|bias| bias.len() == outputs), "one bias for each of {outputs} outputs");
         }
+        // Type of the activations in the scratch.
+        let mut staged = None;
+        for alike in
+            products.chunk_by(|a, b| (a.matrix.kernel(), a.matrix.zero()) == (b.matrix.kernel(), b.matrix.zero()))
+        {
+            match self.blas_for(alike[0].matrix, rows, scratch) {
+                Some(blas) => {
+                    for product in alike {
+                        self.stage(stream, (input, product.matrix), (scratch, &mut staged))?;
+                        self.linear_many(stream, blas, ((rows, product), scratch))?;
+                    }
+                }
+                None => {
+                    for few in alike.chunks(TOGETHER) {
+                        self.linear_few(stream, input, few)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// cuBLASLt, if it is the way for so many rows.
+    fn blas_for(&self, matrix: &DeviceMatrix, rows: usize, scratch: &MatmulScratch) -> Option<&Blas> {
+        let (layout, pitch) = (matrix.layout(), Layout::Bf16.pitch(matrix.cols()));
+        let few = if layout.is_quantized() { ROWS_WIDEN } else { ROWS_FEW };
+        let slab = if layout.is_quantized() { TILE_ROWS * pitch } else { 0 };
+        let fits = scratch.halves.len() >= rows * pitch && scratch.slab.len() >= slab;
+        let wanted = !self.fixed_order && rows > few && layout != Layout::F32 && fits;
+        self.blas.as_deref().filter(|_| wanted)
     }
 
     /// By the kernels: each 8 or 16 rows are a pass over the weights, neighbours in time, so that passes but the first
     /// find them in the cache.
-    fn linear_few(&self, stream: &Stream, args: &LinearArgs<'_>) -> Result<(), CudaError> {
-        let LinearArgs { matrix, bias, x, rows, y } = args;
-        let tiles = matrix.rows().div_ceil(TILE_ROWS);
-        // 32 outputs per block need fewer reads of x, 16 make more blocks.
-        let (which, per_block, rows_at_once) = if *rows > 8 {
-            (1, 1, ROWS_FEW)
-        } else if tiles.div_ceil(2) >= self.multiprocessors {
-            (2, 2, 8)
-        } else {
-            (0, 1, 8)
+    fn linear_few(&self, stream: &Stream, input: Input<'_>, products: &[Product<'_>]) -> Result<(), CudaError> {
+        let Input { x, rows, cols } = input;
+        let blocks = |tiles_per_block: usize| -> usize {
+            products.iter().map(|product| product.matrix.rows().div_ceil(TILE_ROWS * tiles_per_block)).sum()
         };
+        // 32 outputs per block need fewer reads of x, 16 make more blocks.
+        let (which, tiles_per_block, rows_at_once) = match (rows > 8, blocks(2) >= self.multiprocessors) {
+            (true, _) => (1, 1, ROWS_FEW),
+            (false, true) => (2, 2, 8),
+            (false, false) => (0, 1, 8),
+        };
+        let matrix = products[0].matrix;
+        let mut args = Args::new().view(x.view()).size(rows).size(cols).u32(matrix.zero());
+        for index in 0..TOGETHER {
+            args = match products.get(index) {
+                Some(Product { matrix, bias, y }) => {
+                    let args = args.view(matrix.codes()).option(matrix.scales()).size(matrix.rows());
+                    args.option(bias.map(Array::view)).view(y.view())
+                }
+                None => args.u64(0).u64(0).u32(0).u64(0).u64(0),
+            };
+        }
+        let grid = (rows.div_ceil(rows_at_once) as u32, blocks(tiles_per_block) as u32, 1);
         let function = &self.linear[matrix.kernel()][which];
-        let grid = (rows.div_ceil(rows_at_once) as u32, tiles.div_ceil(per_block) as u32, 1);
-        let args =
-            matrix.push_to(Args::new()).option(bias.map(|bias| bias.view())).view(x.view()).size(*rows).view(y.view());
-        // SAFETY: the arguments are those of the kernel; sizes were compared in `linear`, and those of the matrix when it
-        // was made. The arrays belong to whoever owns the stream's work.
+        // SAFETY: the arguments are those of the kernel; sizes were compared in `linear_together`, and those of matrices
+        // when they were made. The arrays belong to whoever owns the stream's work.
         unsafe { function.launch(stream, Launch { grid, block: THREADS, shared: 0 }, args) }
     }
 
-    /// By cuBLASLt, on 16-bit activations.
+    /// Puts 16-bit activations into the scratch, unless those are there.
+    fn stage(
+        &self,
+        stream: &Stream,
+        (input, matrix): (Input<'_>, &DeviceMatrix),
+        (scratch, staged): (&MatmulScratch, &mut Option<bool>),
+    ) -> Result<(), CudaError> {
+        let f16 = matrix.layout() == Layout::F16;
+        if *staged == Some(f16) {
+            return Ok(());
+        }
+        *staged = Some(f16);
+        let (Input { x, rows, cols }, scale) = (input, if f16 { F16_SCALE } else { 1.0 });
+        self.rows.to_halves(stream, (f16, scale, Layout::Bf16.pitch(cols)), (x, rows, cols, &scratch.halves))
+    }
+
+    /// By cuBLASLt, on the 16-bit activations in the scratch.
     fn linear_many(
         &self,
         stream: &Stream,
         blas: &Blas,
-        (args, scratch): (LinearArgs<'_>, &mut MatmulScratch),
+        ((rows, product), scratch): ((usize, &Product<'_>), &mut MatmulScratch),
     ) -> Result<(), CudaError> {
-        let LinearArgs { matrix, bias, x, rows, y } = args;
-        let (outputs, pitch) = (matrix.rows(), Layout::Bf16.pitch(matrix.cols()));
-        let f16 = matrix.layout() == Layout::F16;
-        let scale = if f16 { F16_SCALE } else { 1.0 };
-        self.rows.to_halves(stream, (f16, scale, pitch), (x, rows, matrix.cols(), &scratch.halves))?;
-        let step =
-            if matrix.layout().is_quantized() { scratch.slab.len() / pitch / TILE_ROWS * TILE_ROWS } else { outputs };
+        let Product { matrix, bias, y } = product;
+        let (outputs, pitch, layout) = (matrix.rows(), Layout::Bf16.pitch(matrix.cols()), matrix.layout());
+        let f16 = layout == Layout::F16;
+        let step = if layout.is_quantized() { scratch.slab.len() / pitch / TILE_ROWS * TILE_ROWS } else { outputs };
         for first in (0..outputs).step_by(step) {
             let count = step.min(outputs - first);
-            let weights = if matrix.layout().is_quantized() {
+            let weights = if layout.is_quantized() {
                 self.rows.widen(stream, matrix, (first, count, pitch), &scratch.slab)?;
                 scratch.slab.view().pointer()
             } else {
@@ -267,7 +355,7 @@ impl MatmulKernels {
                 weights,
                 x: scratch.halves.view().pointer(),
                 y: y.part(first, y.len() - first).pointer(),
-                scale: 1.0 / scale,
+                scale: if f16 { 1.0 / F16_SCALE } else { 1.0 },
             };
             blas.multiply(stream, &operands, (&mut scratch.plans, &scratch.workspace))?;
         }

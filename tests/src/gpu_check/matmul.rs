@@ -4,8 +4,8 @@
 use super::{Finding, Random, bits, same, text};
 use tokenrouter_kernels::cuda::{Answer, Array, CudaError, Gpu, Stream};
 use tokenrouter_kernels::matmul::cuda::{
-    DeviceMatrix, EmbedArgs, GatherArgs, Ids, Layout, LinearArgs, MatmulKernels, MatmulScratch, ScratchSize, Weights,
-    device_bytes,
+    DeviceMatrix, EmbedArgs, GatherArgs, Ids, Layout, LinearArgs, MatmulKernels, MatmulScratch, Product, ScratchSize,
+    Weights, device_bytes,
 };
 use tokenrouter_kernels::quant::{Format, dequantize_row};
 
@@ -31,6 +31,9 @@ pub fn check(gpu: &Gpu, seed: u64) -> Result<Vec<Finding>, String> {
             embeddings(&bench, &mut random, &case)?;
         }
         blocks_of_two_sizes(&mut bench, &mut random, format)?;
+    }
+    for _ in 0..8 {
+        together(&mut bench, &mut random)?;
     }
     gathers(&bench, &mut random)?;
     random_weights(&mut bench, &mut random, &mut findings)?;
@@ -254,6 +257,40 @@ fn products(bench: &mut Bench, random: &mut Random, case: &Case, findings: &mut 
         let input = case.input(random, ROWS_MAX);
         let widened = bench.linear(Which::Any, &matrix, &input)?;
         case.note(&mut findings.many[layout], &input, &widened);
+    }
+    Ok(())
+}
+
+/// Several matrices for the same rows, of formats that share launches and of others, are as each of them alone.
+fn together(bench: &mut Bench, random: &mut Random) -> Result<(), String> {
+    let (rows, cols) = (random.of(&[1, 6, 13, 30, ROWS_MAX]), 256 * (1 + random.below(2)));
+    let formats = [random.of(&Format::ALL), random.of(&Format::ALL)];
+    let mut cases = Vec::new();
+    for _ in 0..1 + random.below(6) {
+        let (format, outputs) = (random.of(&formats), 1 + random.below(90));
+        cases.push(Case::new(random, format, (outputs, cols)));
+    }
+    let matrices: Vec<DeviceMatrix> = cases.iter().map(|case| case.upload(&bench.stream)).collect::<Result<_, _>>()?;
+    let x = cases[0].input(random, rows).x;
+    for which in [Which::Any, Which::Fixed] {
+        let (mut alone, mut biases, mut y) = (Vec::new(), Vec::new(), Vec::new());
+        for (case, matrix) in cases.iter().zip(&matrices) {
+            let input = Input { x: x.clone(), bias: case.input(random, 0).bias };
+            alone.push(bench.linear(which, matrix, &input)?);
+            let bias = input.bias.map(|bias| Array::from_host(&bench.stream, "a check", &bias).map_err(text));
+            biases.push(bias.transpose()?);
+            y.push(Array::new(bench.stream.gpu(), "a check", rows * case.outputs).map_err(text)?);
+        }
+        let x = Array::from_host(&bench.stream, "a check", &x).map_err(text)?;
+        let operands = matrices.iter().zip(&biases).zip(&mut y);
+        let mut products: Vec<Product<'_>> =
+            operands.map(|((matrix, bias), y)| Product { matrix, bias: bias.as_ref(), y }).collect();
+        let kernels = if which == Which::Fixed { &bench.fixed } else { &bench.kernels };
+        kernels.linear_together(&bench.stream, (&x, rows), &mut products, &mut bench.scratch).map_err(text)?;
+        for ((case, alone), y) in cases.iter().zip(&alone).zip(&y) {
+            let found = y.to_host(&bench.stream).map_err(text)?;
+            same(&format!("{}, {rows} rows, with others", case.name()), &bits(&found), &bits(alone))?;
+        }
     }
     Ok(())
 }

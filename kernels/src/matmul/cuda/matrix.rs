@@ -239,11 +239,19 @@ impl DeviceMatrix {
         }
     }
 
-    /// The arguments that stand for the matrix in every kernel.
+    pub(super) fn scales(&self) -> Option<View<u32>> {
+        self.scales.as_ref().map(Array::view)
+    }
+
+    /// Subtracted from codes.
+    pub(super) fn zero(&self) -> u32 {
+        self.packing.zero
+    }
+
+    /// The arguments that stand for the matrix in the kernels of `rows.cu`.
     pub(super) fn push_to(&self, args: Args) -> Args {
         let Packing { kind, zero, .. } = self.packing;
-        let scales = self.scales.as_ref().map(Array::view);
-        args.view(self.codes.view()).option(scales).size(self.rows).size(self.cols).u32(kind as u32).u32(zero)
+        args.view(self.codes()).option(self.scales()).size(self.rows).size(self.cols).u32(kind as u32).u32(zero)
     }
 }
 

@@ -186,10 +186,9 @@ EXPORT CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device)
         {38, 60 << 20}, {39, 2048}, {41, 1}, {81, 233472}, {82, 65536}, {97, 232448}, {106, 32},
     };
     auto found = values.find(attribute);
-    *value = attribute == 75   ? settings().major
-             : attribute == 76 ? settings().minor
-             : found != values.end() ? found->second
-                                     : 0;
+    *value = found != values.end() ? found->second : 0;
+    if (attribute == 75) *value = settings().major;
+    if (attribute == 76) *value = settings().minor;
     return OK;
 }
 

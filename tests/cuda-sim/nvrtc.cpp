@@ -131,7 +131,7 @@ bool compile(Program& p, const std::string& defines, const std::string& folder) 
     std::string begin = "cd " + quoted(folder) + " && " + compiler() + FLAGS;
     bool written = write_file(folder + "/" + p.name, p.source);
     for (auto& [name, text] : p.headers) written &= write_file(folder + "/" + name, text);
-    std::string preprocess = " -DSIMT -include simt.h -I " + home + " -I ." + defines + " -E -x c++ " + quoted(p.name);
+    std::string preprocess = " -DSIMT -DSIMT_STRICT -include simt.h -I " + home + " -I ." + defines + " -E -x c++ " + quoted(p.name);
     if (!written || !run(begin + preprocess + " -o unit.ii", messages, p.log)) return false;
     std::string text = read_file(unit);
     if (!write_file(unit, text + table_of(kernels_in(text)))) return false;

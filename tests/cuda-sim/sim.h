@@ -4,6 +4,7 @@
 #pragma once
 #include "cudasim.h"
 #include "simt_types.h"
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -53,12 +54,12 @@ struct Stream;
 struct Graph;
 
 struct Settings {
-    std::mutex mutex;
-    int devices, driver, major, minor;
-    unsigned long long memory;
-    unsigned schedule = 0, streams = 0, poison = 0xFF;
+    std::atomic<int> devices, driver, major, minor;
+    std::atomic<unsigned long long> memory;
+    std::atomic<unsigned> schedule, streams, poison;
+    std::atomic<bool> initialised{false};
+    std::mutex mutex; // of the report
     std::string report;
-    bool initialised = false;
 };
 Settings& settings();
 

@@ -108,30 +108,45 @@ inline int __all_sync(unsigned mask, int predicate, SIMT_SITE) {
 
 // --- mma.sync.aligned.m16n8k16.row.col.f32.{bf16,f16}.{bf16,f16}.f32: d += a * b (PTX ISA, fragments). -----------
 namespace simt {
-inline float wide_bf16(unsigned half) { return from_bits<float>(half << 16); }
 inline float wide_f16(unsigned half) {
     unsigned sign = (half & 0x8000) << 16, rest = half & 0x7FFF;
     if (rest >= 0x7C00) return from_bits<float>(sign | 0x7F800000 | (rest & 0x3FF) << 13);
     return from_bits<float>(sign | unsigned(to_bits(from_bits<float>(rest << 13) * 0x1p112f)));
 }
 // Group g = lane / 4 and t = lane % 4. a[r]: row g + 8 (r & 1), columns 2 t + 8 (r >> 1) and the next; b[r]: rows
-// 2 t + 8 r and the next of column g; d[i]: row g + 8 (i >> 1), column 2 t + (i & 1).
-template <float (*WIDE)(unsigned)> inline void multiply(Warp& warp) {
-    typedef float Row __attribute__((vector_size(32)));
-    float a[16][16];
-    Row b[16];
-    for (unsigned lane = 0; lane < LANES; lane++) {
-        unsigned g = lane / 4, t = lane % 4;
-        for (unsigned r = 0; r < 4; r++)
-            for (unsigned half = 0; half < 2; half++)
-                a[g + 8 * (r & 1)][2 * t + 8 * (r >> 1) + half] = WIDE(warp.fragment[lane][r] >> 16 * half & 0xFFFF);
-        for (unsigned r = 0; r < 2; r++)
-            for (unsigned half = 0; half < 2; half++)
-                b[2 * t + 8 * r + half][g] = WIDE(warp.fragment[lane][4 + r] >> 16 * half & 0xFFFF);
+// 2 t + 8 r and the next of column g; d[i]: row g + 8 (i >> 1), column 2 t + (i & 1). So register r of all lanes in
+// order is a block of 8 x 8 halves: of `a` by rows, of `b` by columns.
+typedef float Row __attribute__((vector_size(32)));
+typedef unsigned Words __attribute__((vector_size(32)));
+typedef unsigned short Halves __attribute__((vector_size(16)));
+
+template <bool BF16> inline void widen(const unsigned* block, float (*to)[8]) {
+    for (unsigned i = 0; i < 8; i++) {
+        Halves halves;
+        memcpy(&halves, block + 4 * i, sizeof halves);
+        Words word = __builtin_convertvector(halves, Words), rest = word & 0x7FFF;
+        if (BF16) {
+            word <<= 16;
+        } else {
+            Words large = reinterpret_cast<Words>(rest >= 0x7C00);
+            Words small = reinterpret_cast<Words>(reinterpret_cast<Row>(rest << 13) * 0x1p112f);
+            word = (word & 0x8000) << 16 | (small & ~large) | ((0x7F800000 | (rest & 0x3FF) << 13) & large);
+        }
+        memcpy(to[i], &word, sizeof word);
     }
+}
+template <bool BF16> inline void multiply(Warp& warp) {
+    float a[4][8][8], b[2][8][8];
+    for (unsigned r = 0; r < 4; r++) widen<BF16>(warp.fragment[r], a[r]);
+    for (unsigned r = 0; r < 2; r++) widen<BF16>(warp.fragment[4 + r], b[r]);
+    Row columns[16];
+    for (unsigned k = 0; k < 16; k++)
+        for (unsigned n = 0; n < 8; n++) columns[k][n] = b[k / 8][n][k % 8];
     for (unsigned row = 0; row < 16; row++) {
+        const float *low = a[row / 8][row % 8], *high = a[2 + row / 8][row % 8];
         Row sum = {};
-        for (unsigned k = 0; k < 16; k++) sum += a[row][k] * b[k];
+        for (unsigned k = 0; k < 8; k++) sum += low[k] * columns[k];
+        for (unsigned k = 0; k < 8; k++) sum += high[k] * columns[8 + k];
         memcpy(&warp.product[warp.turn][row * 8], &sum, sizeof sum);
     }
 }
@@ -148,9 +163,8 @@ inline void simt_mma_16816(float d[4], const unsigned a[4], const unsigned b[2],
     simt::Warp& warp = simt::state.warps[simt::state.current / 32];
     if (warp.lanes != ~0u) simt::fail("mma at %s:%d in a warp of fewer than 32 lanes", file, line);
     unsigned turn = warp.turn;
-    memcpy(warp.fragment[lane], a, 16);
-    memcpy(warp.fragment[lane] + 4, b, 8);
-    warp.finish = bf16 ? simt::multiply<simt::wide_bf16> : simt::multiply<simt::wide_f16>;
+    for (unsigned i = 0; i < 6; i++) warp.fragment[i][lane] = i < 4 ? a[i] : b[i - 4];
+    warp.finish = bf16 ? simt::multiply<true> : simt::multiply<false>;
     simt::meet(simt::MMA, ~0u, file, line);
     for (unsigned i = 0; i < 4; i++) d[i] += warp.product[turn][(g + 8 * (i >> 1)) * 8 + 2 * t + (i & 1)];
 }
@@ -219,3 +233,8 @@ inline unsigned max(int a, unsigned b) { return max(unsigned(a), b); }
 inline unsigned max(unsigned a, int b) { return max(a, unsigned(b)); }
 inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
+
+// Names that the real compiler does not know.
+#ifdef SIMT_STRICT
+#pragma GCC poison std printf assert uint8_t uint16_t uint32_t uint64_t int8_t int16_t int32_t int64_t
+#endif

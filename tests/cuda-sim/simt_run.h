@@ -9,11 +9,15 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <utility>
-#if !defined(__x86_64__)
+#if defined(__x86_64__) && !defined(SIMT_UCONTEXT)
+#define SIMT_SWITCH_BY_HAND 1
+#else
 #include <ucontext.h>
 #endif
 
 #define SIMT_HIDDEN __attribute__((visibility("hidden")))
+// The scheduler itself is not what is checked.
+#define SIMT_PLAIN __attribute__((no_sanitize("undefined")))
 
 SIMT_HIDDEN uint3 threadIdx, blockIdx;
 SIMT_HIDDEN dim3 blockDim, gridDim;
@@ -37,7 +41,7 @@ struct Warp {
     const char* file;
     unsigned turn;                       // which half of `slot` is in use
     unsigned long long slot[2][LANES];   // what the lanes handed in
-    unsigned fragment[LANES][6];         // a[4], b[2] of an mma
+    unsigned fragment[6][LANES];         // a[4], b[2] of an mma
     float product[2][16 * 8];
     void (*finish)(Warp&);               // run by the last lane that arrives
 };
@@ -58,7 +62,7 @@ struct State {
     unsigned stack_count;
     char* dynamic_end;
     char* dynamic;
-#if defined(__x86_64__)
+#ifdef SIMT_SWITCH_BY_HAND
     void* sp[MAX_THREADS];
     void* main_sp;
 #else
@@ -67,7 +71,7 @@ struct State {
 };
 SIMT_HIDDEN State state;
 
-#if defined(__x86_64__)
+#ifdef SIMT_SWITCH_BY_HAND
 extern "C" SIMT_HIDDEN void simt_switch(void** save, void* load);
 asm(R"(
 .text
@@ -101,7 +105,7 @@ inline void enter(unsigned to) { swapcontext(&state.main_context, &state.context
 inline void jump(unsigned from, unsigned to) { swapcontext(&state.context[from], &state.context[to]); }
 #endif
 
-inline void place(unsigned thread) {
+SIMT_PLAIN inline void place(unsigned thread) {
     state.current = thread;
     threadIdx.x = thread % blockDim.x;
     threadIdx.y = thread / blockDim.x % blockDim.y;
@@ -134,7 +138,7 @@ inline unsigned long long next_random() {
 }
 
 // A runnable thread in warps first..last (step +-1), or MAX_THREADS.
-inline unsigned first_runnable(unsigned from_warp, unsigned mask) {
+SIMT_PLAIN inline unsigned first_runnable(unsigned from_warp, unsigned mask) {
     State& s = state;
     bool reverse = s.launch->schedule == 1;
     for (unsigned n = 0, w = from_warp; n <= s.warp_count; n++) {
@@ -146,7 +150,7 @@ inline unsigned first_runnable(unsigned from_warp, unsigned mask) {
 }
 
 // The next thread to run after `thread` in the schedule; from the start of the order if `thread` is MAX_THREADS.
-inline unsigned next_runnable(unsigned thread) {
+SIMT_PLAIN inline unsigned next_runnable(unsigned thread) {
     State& s = state;
     if (s.launch->schedule > 1) {
         unsigned long long r = next_random();
@@ -171,7 +175,7 @@ __attribute__((noinline, noreturn)) SIMT_HIDDEN void fail_stuck() {
 }
 
 // Lets others run until this thread is runnable again.
-__attribute__((noinline)) SIMT_HIDDEN void yield(unsigned after) {
+__attribute__((noinline)) SIMT_HIDDEN SIMT_PLAIN void yield(unsigned after) {
     State& s = state;
     unsigned self = s.current, next = next_runnable(after);
     if (next == MAX_THREADS) fail_stuck();
@@ -180,7 +184,7 @@ __attribute__((noinline)) SIMT_HIDDEN void yield(unsigned after) {
     jump(self, next);
 }
 
-inline void release_barrier() {
+SIMT_PLAIN inline void release_barrier() {
     State& s = state;
     for (unsigned w = 0; w < s.warp_count; w++) {
         s.warps[w].runnable |= s.warps[w].at_barrier;
@@ -189,7 +193,7 @@ inline void release_barrier() {
     s.waiting = 0;
 }
 
-__attribute__((noinline)) SIMT_HIDDEN void barrier(const char* file, int line) {
+__attribute__((noinline)) SIMT_HIDDEN SIMT_PLAIN void barrier(const char* file, int line) {
     State& s = state;
     if (s.waiting == 0) {
         s.barrier_file = file;
@@ -212,7 +216,7 @@ __attribute__((noinline)) SIMT_HIDDEN void barrier(const char* file, int line) {
 
 // All lanes of the warp meet; the last one runs `finish`. Returns the warp, whose results stay until the next meeting
 // but one.
-__attribute__((noinline)) SIMT_HIDDEN Warp& meet(Collective kind, unsigned mask, const char* file, int line) {
+__attribute__((noinline)) SIMT_HIDDEN SIMT_PLAIN Warp& meet(Collective kind, unsigned mask, const char* file, int line) {
     State& s = state;
     Warp& warp = s.warps[s.current / LANES];
     unsigned bit = 1u << (s.current % LANES);
@@ -304,11 +308,11 @@ inline void find_shared() {
     shared_begin = &shared_anchor - shared_offset;
 }
 
-inline void prepare(unsigned thread) {
+SIMT_PLAIN inline void prepare(unsigned thread) {
     State& s = state;
     // Tops of stacks at different cache lines of a page, so that they do not evict each other.
     char* top = s.stacks + (thread + 1) * STACK - thread * 320 % PAGE;
-#if defined(__x86_64__)
+#ifdef SIMT_SWITCH_BY_HAND
     void** sp = reinterpret_cast<void**>(reinterpret_cast<size_t>(top) & ~size_t(63));
     *--sp = nullptr;
     *--sp = reinterpret_cast<void*>(&thread_main);
@@ -323,7 +327,7 @@ inline void prepare(unsigned thread) {
 #endif
 }
 
-inline void run_block(unsigned threads) {
+SIMT_PLAIN inline void run_block(unsigned threads) {
     State& s = state;
     memset(shared_begin, 0xFF, shared_bytes);
     memset(s.dynamic, 0xFF, s.dynamic_end - s.dynamic);

@@ -6,7 +6,9 @@
 mod answers;
 pub mod draws;
 mod graphs;
+mod memory;
 pub mod model;
+mod options;
 pub mod plan;
 pub mod staging;
 
@@ -19,56 +21,22 @@ use crate::weights::{Rope, RopeLayout, Tensor};
 use answers::CudaAnswers;
 pub use graphs::GraphGrid;
 use graphs::{Graphs, Key};
+pub use memory::{CudaKv, CudaRows};
+use memory::{FIXED_SPLIT, Kernels, attention_scratch, kernel_shape};
+pub use options::{CudaOptions, CudaSizes};
 use staging::Staged;
 use std::sync::Arc;
 use tokenrouter_core::executor::{ExecutorError, ExecutorLimits};
-use tokenrouter_kernels::activation::cuda::{ActivationKernels, PlaceArgs, TopRowsArgs};
+use tokenrouter_kernels::activation::cuda::{PlaceArgs, TopRowsArgs};
 use tokenrouter_kernels::attention;
 use tokenrouter_kernels::attention::cuda::{AttendArgs, AttendShape, AttentionKernels, KvMemory, Splits};
-use tokenrouter_kernels::cuda::{Array, CudaError, Gpu, StepInput, StepLimits, StepMemory, Stream, TOP_MAX, View};
-use tokenrouter_kernels::head::cuda::{HeadArgs, HeadKernels};
-use tokenrouter_kernels::matmul::cuda::{
-    DeviceMatrix, EmbedArgs, GatherArgs, Ids, LinearArgs, MatmulKernels, MatmulScratch, ScratchSize, Weights,
-};
-use tokenrouter_kernels::norm::cuda::{AddRmsNormArgs, LayerNormArgs, NormKernels, RmsNormArgs};
+use tokenrouter_kernels::cuda::{Array, CudaError, Gpu, StepInput, StepMemory, Stream, TOP_MAX};
+use tokenrouter_kernels::head::cuda::HeadArgs;
+use tokenrouter_kernels::matmul::cuda::{DeviceMatrix, EmbedArgs, GatherArgs, Ids, LinearArgs, MatmulScratch, Weights};
+use tokenrouter_kernels::norm::cuda::{AddRmsNormArgs, LayerNormArgs, RmsNormArgs};
 use tokenrouter_kernels::quant;
-use tokenrouter_kernels::rope::cuda::{CudaRope, HeadNormArgs, RopeKernels, RotateArgs};
+use tokenrouter_kernels::rope::cuda::{CudaRope, HeadNormArgs, RotateArgs};
 use tokenrouter_kernels::rope::{self, RopeTable};
-
-/// Positions of a split of attention where results must not depend on the batch.
-const FIXED_SPLIT: usize = 1024;
-
-/// How a model uses a CUDA device.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CudaOptions {
-    /// Number of the device.
-    pub ordinal: usize,
-    /// Shapes of steps that are recorded; none = every launch is given by itself.
-    pub graphs: GraphGrid,
-    /// Every sum in an order that does not depend on the batch: a request's answer is the same bits alone and in any batch.
-    /// Long prompts are slower.
-    pub deterministic: bool,
-    /// Whether this model's work goes before that of others on the device.
-    pub high_priority: bool,
-}
-
-/// Sizes that a device's scratch is made for.
-#[derive(Clone, Copy, Debug)]
-pub struct CudaSizes {
-    /// Of steps.
-    pub step: StepLimits,
-    /// Of products.
-    pub products: ScratchSize,
-}
-
-/// Compiled kernels of a context.
-struct Kernels {
-    matmul: MatmulKernels,
-    norm: NormKernels,
-    rope: RopeKernels,
-    activation: ActivationKernels,
-    head: HeadKernels,
-}
 
 /// A CUDA device.
 pub struct Cuda {
@@ -86,44 +54,11 @@ pub struct Cuda {
     stream: Arc<Stream>,
 }
 
-/// Activation rows on the device.
-#[derive(Debug)]
-pub struct CudaRows {
-    data: Array<f32>,
-    width: usize,
-    rows: usize,
-}
-
-impl CudaRows {
-    /// The rows it holds now.
-    fn view(&self) -> View<f32> {
-        self.data.part(0, self.rows * self.width)
-    }
-}
-
-/// KV memory with the kernels for its heads.
-#[derive(Debug)]
-pub struct CudaKv {
-    memory: KvMemory,
-    kernels: AttentionKernels,
-    heads: usize,
-    scratch: Array<f32>,
-}
-
-impl CudaKv {
-    /// Keys and values, for tests that look at them.
-    pub fn memory(&self) -> &KvMemory {
-        &self.memory
-    }
-}
-
 /// Gives work to the device unless something has failed before.
 macro_rules! give {
     ($device:ident, $work:expr) => {
         if $device.error.is_none() {
-            if let Err(error) = $work {
-                $device.error = Some(error);
-            }
+            $device.error = $work.err();
         }
     };
 }
@@ -136,14 +71,7 @@ impl Cuda {
     pub fn new(gpu: &Gpu, options: &CudaOptions, sizes: CudaSizes) -> Result<Self, CudaError> {
         let (low, high) = gpu.priorities()?;
         let stream = Arc::new(Stream::new(gpu, if options.high_priority { high } else { low })?);
-        let matmul = MatmulKernels::load(gpu)?;
-        let kernels = Kernels {
-            matmul: if options.deterministic { matmul.fixed_order() } else { matmul },
-            norm: NormKernels::load(gpu)?,
-            rope: RopeKernels::load(gpu)?,
-            activation: ActivationKernels::load(gpu)?,
-            head: HeadKernels::load(gpu)?,
-        };
+        let kernels = Kernels::load(gpu, options.deterministic)?;
         Ok(Cuda {
             graphs: Graphs::new(options.graphs.clone()),
             key: None,
@@ -215,31 +143,6 @@ impl Cuda {
             scratch: &out.answers.scratch,
         }
     }
-}
-
-/// Floats of scratch that attention needs at most: while there are several shares of a context, the blocks of a step are
-/// fewer than it takes to fill the device, each block has 32 rows at most, and shares fill the device at most twice.
-fn attention_scratch(
-    shape: &attention::KvShape,
-    heads: usize,
-    (multiprocessors, deterministic): (usize, bool),
-    limits: &StepLimits,
-) -> usize {
-    const ROWS_PER_MULTIPROCESSOR: usize = 2 * 4 * 32;
-    const FIXED_ROWS: usize = 2048;
-    let width = shape.head_dim.next_multiple_of(32) + 2;
-    let rows = if deterministic {
-        let context = limits.row_pages * attention::PAGE_TOKENS;
-        context.div_ceil(FIXED_SPLIT) * FIXED_ROWS.min(limits.tokens * heads)
-    } else {
-        ROWS_PER_MULTIPROCESSOR * multiprocessors
-    };
-    rows * width
-}
-
-fn kernel_shape(shape: &KvShape, pages: u32) -> attention::KvShape {
-    let KvShape { layers, kv_heads, head_dim, format, .. } = *shape;
-    attention::KvShape { layers, pages: pages as usize, kv_heads, head_dim, format }
 }
 
 impl Ops for Cuda {
@@ -445,16 +348,11 @@ impl Ops for Cuda {
 
     fn head(&mut self, input: HeadInput<'_, Self>, out: &mut HeadOutput<Self>) {
         self.multiply(input.hidden, (input.matrix, None), &mut out.logits);
-        let args = self.head_args(out);
-        let given =
-            if self.error.is_none() { self.kernels.head.reduce(&self.stream, &args, input.column) } else { Ok(()) };
-        self.error = self.error.take().or(given.err());
+        give!(self, self.kernels.head.reduce(&self.stream, &self.head_args(out), input.column));
     }
 
     fn draw(&mut self, _: &[DrawAt], out: &mut HeadOutput<Self>) {
-        let args = self.head_args(out);
-        let given = if self.error.is_none() { self.kernels.head.draw(&self.stream, &args) } else { Ok(()) };
-        self.error = self.error.take().or(given.err());
+        give!(self, self.kernels.head.draw(&self.stream, &self.head_args(out)));
     }
 
     fn scored(&mut self, x: &CudaRows, _: &[u32], out: &mut CudaRows) {

@@ -1,8 +1,9 @@
 //! A model on a CUDA device. Owner: the loaded model. Invariant: all executors of one life of the device share its weights;
 //! when the device was lost, the first executor that is built afterwards opens it again and puts the weights there anew.
 
+use super::memory::{attention_scratch, kernel_shape};
 use super::plan::Cost;
-use super::{Cuda, CudaOptions, CudaSizes, attention_scratch, kernel_shape};
+use super::{Cuda, CudaOptions, CudaSizes};
 use crate::heads::HeadFiles;
 use crate::load::{Assembled, Assembly, LoadError};
 use crate::models::blocks::Scratch;

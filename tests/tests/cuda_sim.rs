@@ -689,6 +689,38 @@ fn a_lost_device_is_lost_until_it_is_reset() {
 }
 
 #[test]
+fn two_devices_have_nothing_in_common() {
+    let sim = alone();
+    sim.set_devices(2);
+    let bench = Bench::new(ADD);
+    let x = bench.array(&[1f32]);
+    let mut other = null_mut();
+    // SAFETY: writes one handle; contexts that live are made current.
+    unsafe {
+        call(sys::cuDevicePrimaryCtxRetain(&mut other, 1)).expect("a context");
+        call(sys::cuCtxSetCurrent(other)).expect("current");
+    }
+    let (y, stream) = (alloc(4).expect("memory"), stream());
+    // SAFETY: what belongs to the other context is refused, which is what is tested.
+    unsafe {
+        assert_eq!(call(sys::cuMemcpyDtoDAsync_v2(y, x, 4, stream)), Err(1));
+        assert_eq!(call(sys::cuStreamSynchronize(bench.stream)), Err(400));
+        assert_eq!(call(sys::cuMemFree_v2(x)), Err(1));
+        sim.lose(1, 700);
+        assert_eq!(call(sys::cuStreamSynchronize(stream)), Err(700));
+        call(sys::cuCtxSetCurrent(bench.context)).expect("current");
+    }
+    let scale = |at| bench.launch("scale", (1, 128, 0), &[Arg::Pointer(at), Arg::U32(1), Arg::U32(2)]);
+    scale(x).expect("a launch");
+    assert_eq!(bench.read::<f32>(x, 1), [2.0], "the other device works on");
+    scale(y).expect("a launch");
+    assert_eq!(bench.synchronize(), Err(700));
+    assert_eq!(sim.last_report(), "kernel scale: argument 0 points to memory of another context");
+    // SAFETY: nothing of it is used afterwards.
+    call(unsafe { sys::cuDevicePrimaryCtxReset_v2(1) }).expect("reset");
+}
+
+#[test]
 fn memory_ends_where_it_is_said_to() {
     let sim = alone();
     sim.set_memory(1 << 20);

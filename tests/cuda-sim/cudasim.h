@@ -26,6 +26,8 @@ CUDASIM_EXPORT void cudasim_schedule(unsigned schedule);
 CUDASIM_EXPORT void cudasim_streams(unsigned mode);
 // Fresh memory is filled with this byte (255 unless told).
 CUDASIM_EXPORT void cudasim_poison(unsigned byte);
+// A kernel that runs for so many seconds is broken off (60 unless told).
+CUDASIM_EXPORT void cudasim_seconds(unsigned seconds);
 CUDASIM_EXPORT void cudasim_devices(int count);
 CUDASIM_EXPORT void cudasim_memory(unsigned long long bytes);
 CUDASIM_EXPORT void cudasim_driver(int version);

@@ -1,5 +1,5 @@
 // Devices, contexts, errors, and what a test may ask for. Settings come from the environment (CUDASIM_DEVICES,
-// CUDASIM_MEMORY, CUDASIM_DRIVER, CUDASIM_CAPABILITY, CUDASIM_FAIL, CUDASIM_SCHEDULE, CUDASIM_STREAMS, CUDASIM_POISON).
+// CUDASIM_MEMORY, CUDASIM_DRIVER, CUDASIM_CAPABILITY, CUDASIM_FAIL, CUDASIM_SCHEDULE, CUDASIM_STREAMS, CUDASIM_POISON, CUDASIM_SECONDS).
 // Owner: tests/cuda-sim (libcuda.so.1). Invariant: a context that was reset never comes back; its handle stays invalid.
 #include "sim.h"
 #include <stdlib.h>
@@ -76,6 +76,7 @@ Settings& settings() {
         s.schedule = unsigned(number("CUDASIM_SCHEDULE", 0));
         s.streams = unsigned(number("CUDASIM_STREAMS", 0));
         s.poison = unsigned(number("CUDASIM_POISON", 0xFF));
+        s.seconds = unsigned(number("CUDASIM_SECONDS", 60));
         read_failures();
     });
     return s;
@@ -338,6 +339,7 @@ CUDASIM_EXPORT size_t cudasim_last_report(char* to, size_t bytes) {
 CUDASIM_EXPORT void cudasim_schedule(unsigned schedule) { settings().schedule = schedule; }
 CUDASIM_EXPORT void cudasim_streams(unsigned mode) { settings().streams = mode; }
 CUDASIM_EXPORT void cudasim_poison(unsigned byte) { settings().poison = byte; }
+CUDASIM_EXPORT void cudasim_seconds(unsigned seconds) { settings().seconds = seconds; }
 CUDASIM_EXPORT void cudasim_devices(int count) { settings().devices = count; }
 CUDASIM_EXPORT void cudasim_memory(unsigned long long bytes) { settings().memory = bytes; }
 CUDASIM_EXPORT void cudasim_driver(int version) { settings().driver = version; }

@@ -1,7 +1,9 @@
 // Signals in kernels and copies become error codes with a report; a lost context stays lost.
 // Owner: tests/cuda-sim (libcuda.so.1). Invariant: a signal outside of `guarded` goes where it went before.
 #include "sim.h"
+#include <algorithm>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -13,17 +15,60 @@ namespace sim {
 namespace {
 struct Fault {
     sigjmp_buf back;
-    volatile bool active;
-    int signal;
-    uint64_t address, instruction;
-    bool write, general;
+    volatile bool active = false;
+    int signal = 0;
+    uint64_t address = 0, instruction = 0;
+    bool write = false, general = false;
+    // For the watchdog: the number of what runs now, 0 = nothing.
+    std::atomic<uint64_t> running{0};
+    uint64_t seen = 0;
+    unsigned seconds = 0;
+    pthread_t thread;
+    Fault();
+    ~Fault();
 };
+
+// Never destroyed: the watchdog runs until the process ends.
+struct Watched {
+    std::mutex mutex;
+    std::vector<Fault*> threads;
+};
+Watched& watched() {
+    static Watched& all = *new Watched;
+    return all;
+}
+Fault::Fault() : thread(pthread_self()) {
+    std::lock_guard<std::mutex> lock(watched().mutex);
+    watched().threads.push_back(this);
+}
+Fault::~Fault() {
+    std::lock_guard<std::mutex> lock(watched().mutex);
+    auto& all = watched().threads;
+    all.erase(std::remove(all.begin(), all.end(), this), all.end());
+}
 thread_local Fault fault;
 
 constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
-struct sigaction before[64];
+const int TOO_LONG = SIGRTMIN + 7;
+struct sigaction before[128];
+
+// Interrupts what runs for longer than the settings allow.
+void* watch(void*) {
+    for (;;) {
+        sleep(1);
+        std::lock_guard<std::mutex> lock(watched().mutex);
+        for (Fault* f : watched().threads) {
+            uint64_t now = f->running;
+            f->seconds = now && now == f->seen ? f->seconds + 1 : 0;
+            f->seen = now;
+            if (f->seconds >= settings().seconds) pthread_kill(f->thread, TOO_LONG);
+        }
+    }
+    return nullptr;
+}
 
 void on_signal(int number, siginfo_t* info, void* context) {
+    if (!fault.active && number == TOO_LONG) return;
     if (!fault.active) {
         // Not ours: as before this library came.
         struct sigaction& old = before[number];
@@ -50,6 +95,9 @@ void install() {
         action.sa_sigaction = on_signal;
         action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
         for (int number : SIGNALS) sigaction(number, &action, &before[number]);
+        sigaction(TOO_LONG, &action, &before[TOO_LONG]);
+        pthread_t watchdog;
+        if (!pthread_create(&watchdog, nullptr, watch, nullptr)) pthread_detach(watchdog);
     });
     // A kernel may run out of stack: the handler needs its own in every thread.
     static thread_local std::unique_ptr<char[]> own;
@@ -92,6 +140,7 @@ CUresult explain(Context& context, const std::string& what, const Module* module
     auto tell = [&](const std::string& problem) {
         report("%s%s%s: %s", module ? "kernel " : "", what.c_str(), place.c_str(), problem.c_str());
     };
+    if (fault.signal == TOO_LONG) return tell("runs for too long; an endless loop?"), LAUNCH_FAILED;
     if (fault.signal == SIGFPE) return tell("division by zero"), LAUNCH_FAILED;
     if (fault.signal == SIGILL)
         return tell("misaligned address, index outside of an array, shift by too many bits or division by zero"),
@@ -140,13 +189,17 @@ CUresult lose(Context& context, CUresult code) {
 CUresult guarded(Context& context, const std::string& what, const Module* module,
                  const std::function<CUresult()>& body) {
     install();
+    static std::atomic<uint64_t> count{0};
     volatile CUresult code = OK;
     if (sigsetjmp(fault.back, 0) == 0) {
+        fault.running = ++count;
         fault.active = true;
         code = body();
         fault.active = false;
+        fault.running = 0;
         return code;
     }
+    fault.running = 0;
     return explain(context, what, module);
 }
 } // namespace sim

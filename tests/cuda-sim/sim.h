@@ -56,7 +56,7 @@ struct Graph;
 struct Settings {
     std::atomic<int> devices, driver, major, minor;
     std::atomic<unsigned long long> memory;
-    std::atomic<unsigned> schedule, streams, poison;
+    std::atomic<unsigned> schedule, streams, poison, seconds;
     std::atomic<bool> initialised{false};
     std::mutex mutex; // of the report
     std::string report;

@@ -29,6 +29,7 @@ pub struct CudaSim {
     schedule: unsafe extern "C" fn(c_uint),
     streams: unsafe extern "C" fn(c_uint),
     poison: unsafe extern "C" fn(c_uint),
+    seconds: unsafe extern "C" fn(c_uint),
     devices: unsafe extern "C" fn(c_int),
     memory: unsafe extern "C" fn(c_ulonglong),
     driver: unsafe extern "C" fn(c_int),
@@ -100,7 +101,7 @@ impl CudaSim {
     }
 
     /// Variables with which another program finds the device. `CUDASIM_DEVICES`, `CUDASIM_MEMORY`, `CUDASIM_DRIVER`,
-    /// `CUDASIM_CAPABILITY` (like 90), `CUDASIM_SCHEDULE`, `CUDASIM_STREAMS`, `CUDASIM_POISON`, and `CUDASIM_FAIL`
+    /// `CUDASIM_CAPABILITY` (like 90), `CUDASIM_SCHEDULE`, `CUDASIM_STREAMS`, `CUDASIM_POISON`, `CUDASIM_SECONDS`, and `CUDASIM_FAIL`
     /// (`call:nth:code,...`) set it up; with `CUDASIM_TRACE` it writes its reports to standard error.
     ///
     /// # Errors
@@ -120,6 +121,7 @@ impl CudaSim {
         self.set_schedule(Schedule::Forward);
         self.set_streams(Streams::Late);
         self.set_poison(0xff);
+        self.set_seconds(60);
         self.set_devices(1);
         self.set_memory(1 << 30);
         self.set_driver(12080);
@@ -188,6 +190,12 @@ impl CudaSim {
     pub fn set_poison(&self, byte: u8) {
         // SAFETY: takes a number.
         unsafe { (self.poison)(c_uint::from(byte)) }
+    }
+
+    /// A kernel that runs for so many seconds is broken off as an endless loop.
+    pub fn set_seconds(&self, seconds: u32) {
+        // SAFETY: takes a number.
+        unsafe { (self.seconds)(seconds) }
     }
 
     /// Number of devices.
@@ -284,6 +292,7 @@ fn open(folder: &Path) -> Result<CudaSim, String> {
         schedule,
         streams,
         poison,
+        seconds,
         devices,
         memory,
         driver,

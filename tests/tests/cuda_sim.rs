@@ -409,6 +409,16 @@ KERNEL(32) deep(float* x, u32 n) { float many[20000]; for (u32 i = 0; i < n; i++
 }
 
 #[test]
+fn an_endless_loop_is_broken_off() {
+    let (sim, bench) = (alone(), Bench::new("KERNEL(32) endless(float* x) { while (*(volatile float*)x == 0) {} }"));
+    sim.set_seconds(1);
+    let x = bench.array(&[0f32]);
+    bench.launch("endless", (1, 32, 0), &[Arg::Pointer(x)]).expect("a launch");
+    assert_eq!(bench.synchronize(), Err(719));
+    assert!(sim.last_report().contains("test.cu:3: runs for too long"), "{}", sim.last_report());
+}
+
+#[test]
 fn memory_that_nobody_wrote_is_not_a_number() {
     let (_sim, bench) = (
         alone(),

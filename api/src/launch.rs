@@ -3,6 +3,7 @@
 //! each failure is one line that names the file, the key and the remedy.
 
 mod cores;
+mod cuda;
 pub mod embedded;
 pub mod environment;
 mod faults;
@@ -186,5 +187,5 @@ pub fn resolve(
 pub fn prepare(file: LaunchFile, environment: &Environment, progress: &Progress) -> Result<Plan, LaunchError> {
     plan::algorithm(&file, environment.catalog)?;
     let paths = resolve(&file, Downloads::Allowed, (environment, progress))?;
-    Plan::new(file, paths.into_iter().flatten().collect(), environment.catalog)
+    Plan::new(file, paths.into_iter().flatten().collect(), environment)
 }

@@ -9,6 +9,7 @@ mod running;
 use crate::cpu::{Cpu, CpuOptions};
 use crate::cuda::Cuda;
 use crate::cuda::model::{CudaModel, CudaPlace};
+use crate::cuda::plan::Cost;
 use crate::heads::{self, HeadSource};
 use crate::models::blocks::Scratch;
 use crate::ops::{KvFormat, KvShape, Ops, OpsError};
@@ -153,9 +154,6 @@ pub enum LoadError {
         /// Bytes of one sequence of the full context.
         sequence_bytes: u64,
     },
-    /// More memory than the CUDA device has.
-    #[error(transparent)]
-    CudaMemory(#[from] crate::cuda::plan::Refused),
     /// More memory than the machine can give.
     #[error(
         "needs {weights} bytes for weights, {kv} for kv memory and {scratch} for a step beside {taken} of other models, \
@@ -325,6 +323,17 @@ pub struct Checked {
 pub fn check(files: &ModelFiles, options: &LoadOptions, taken: u64) -> Result<Checked, LoadError> {
     let Plan { limits, bytes, .. } = plan(files, options, taken)?;
     Ok(Checked { limits, bytes })
+}
+
+/// What a model takes on its CUDA device; nothing for one on the processor.
+///
+/// # Errors
+/// As [`load`].
+pub fn cuda_cost(files: &ModelFiles, options: &LoadOptions) -> Result<Cost, LoadError> {
+    let Device::Cuda(place) = &options.device else { return Ok(Cost::default()) };
+    let Plan { limits, kv_shape, .. } = plan(files, options, 0)?;
+    let head = heads::open_for(&files.config, options.head.as_ref())?;
+    Ok(place.cost(files, (&limits, &kv_shape), head.as_ref()))
 }
 
 fn plan(files: &ModelFiles, options: &LoadOptions, taken: u64) -> Result<Plan, LoadError> {

@@ -39,7 +39,7 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
         .map(|(model, _)| model.name.clone())
         .collect();
     let (toml, plan) = if missing.is_empty() {
-        let plan = Plan::new(file, paths.into_iter().flatten().collect(), context.environment.catalog)?;
+        let plan = Plan::new(file, paths.into_iter().flatten().collect(), &context.environment)?;
         (plan.file.to_toml(), Some(plan))
     } else {
         (file.to_toml(), None)

@@ -1,6 +1,6 @@
 //! Which cores the models of a launch file step on, and whether they are in each other's way. Owner: the launcher.
 
-use tokenrouter_config::{self as config, LaunchFile, Model, Policy};
+use tokenrouter_config::{self as config, Device, LaunchFile, Model, Policy};
 use tokenrouter_core::execution::Execution;
 use tokenrouter_kernels::sys;
 
@@ -31,8 +31,9 @@ pub(super) fn execution(file: &LaunchFile) -> Execution {
 }
 
 /// Whether models would share some of `usable` cores if all stepped at once: two are pinned to the same core, or there
-/// are more threads than cores.
+/// are more threads than cores. Models on other devices need no core to step on.
 fn share(models: &[Model], usable: usize) -> bool {
+    let models: Vec<&Model> = models.iter().filter(|model| model.device == Device::Cpu).collect();
     let all = models.iter().map(|model| if threads(model) == 0 { usable } else { threads(model) });
     let mut pinned: Vec<u32> = models.iter().flat_map(|model| model.cores.iter().flatten().copied()).collect();
     let listed = pinned.len();
@@ -64,6 +65,7 @@ mod tests {
             (["cores = [0]", "cores = [1]"], 2, false),
             (["cores = [0, 1]", "cores = [1]"], 8, true),
             (["cores = [0]", "threads = 1"], 2, false),
+            (["", "device = \"cuda:0\""], 2, false),
         ] {
             assert_eq!(share(&models(lines), usable), expected, "{lines:?} on {usable}");
         }

@@ -2,7 +2,8 @@
 //! Owner: the launcher. Invariant: a [`Plan`] that exists can be loaded unless the machine fails; all its models share
 //! one token table.
 
-use super::{LaunchError, heads, scripted, thresholds};
+use super::cuda::{Gpus, before_sharing};
+use super::{Environment, LaunchError, heads, scripted, thresholds};
 use crate::text::ModelText;
 use serde_json::Value as Json;
 use std::fmt::Display;
@@ -136,21 +137,25 @@ impl Plan {
     ///
     /// # Errors
     /// [`LaunchError::Config`] at the key that is wrong.
-    pub fn new(mut file: LaunchFile, paths: Vec<PathBuf>, catalog: Catalog) -> Result<Plan, LaunchError> {
+    pub fn new(mut file: LaunchFile, paths: Vec<PathBuf>, environment: &Environment) -> Result<Plan, LaunchError> {
+        let catalog = environment.catalog;
         let algorithm = algorithm(&file, catalog)?;
         let profile = thresholds::profile(&file)?;
         file.router.params = heads::params(&file, catalog)?;
         let mut models: Vec<PlannedModel> = Vec::new();
-        let mut taken = 0u64;
+        let (mut taken, mut gpus) = (0u64, Gpus::new(&environment.cache));
         for (index, path) in paths.iter().enumerate() {
             let head = algorithm.head(ModelIdx(index as u8));
-            let (planned, bytes) = plan_model(&file, index, (path, taken, head))?;
-            taken = taken.saturating_add(bytes);
+            let (planned, bytes) = plan_model((&file, &mut gpus), index, (path, taken, head))?;
+            if matches!(planned.options.device, load::Device::Cpu) {
+                taken = taken.saturating_add(bytes);
+            }
             if let Some(first) = models.first() {
                 same_tokens(&file, first, &planned)?;
             }
             models.push(planned);
         }
+        gpus.share(&file, &mut models)?;
         let algorithm = match models.first() {
             Some(first) => in_vocabulary(&file, algorithm, (catalog, &*first.text.tokenizer))?,
             None => algorithm,
@@ -167,7 +172,7 @@ impl Plan {
 
 /// Opens and checks one model beside others that will take `taken` bytes; also says how many it will take.
 fn plan_model(
-    file: &LaunchFile,
+    (file, gpus): (&LaunchFile, &mut Gpus),
     index: usize,
     (path, taken, head): (&Path, u64, Option<HeadSpec>),
 ) -> Result<(PlannedModel, u64), ConfigError> {
@@ -184,7 +189,8 @@ fn plan_model(
             error => wrong(faulty_key(model, &error), &message),
         }
     };
-    let mut options = options(model, &inspection, file.server.live_max).map_err(refused)?;
+    let device = gpus.device(file, model)?;
+    let mut options = options((model, device), &inspection, file.server.live_max).map_err(refused)?;
     let mut shared_tokens = inspection.tokens;
     if let Some(HeadSpec::Row { token }) = &head {
         shared_tokens = files.tokens_without(token).map_err(|error| wrong("path", &error))?;
@@ -200,7 +206,7 @@ fn faulty_key(model: &Model, error: &LoadError) -> &'static str {
     match error {
         LoadError::Context { .. } => "context_length",
         LoadError::StepSize { what, .. } => what,
-        LoadError::KvTooSmall { .. } | LoadError::Memory { .. } | LoadError::CudaMemory(_) => match model.kv {
+        LoadError::KvTooSmall { .. } | LoadError::Memory { .. } => match model.kv {
             KvBudget::Tokens(_) => "kv_tokens",
             KvBudget::Memory(_) | KvBudget::Default => "kv_memory",
         },
@@ -224,10 +230,14 @@ fn usable_cores(model: &Model) -> Result<(), String> {
 }
 
 /// The loader's options for a model of the launch file.
-fn options(model: &Model, inspection: &Inspection, live_max: u32) -> Result<LoadOptions, LoadError> {
+fn options(
+    (model, device): (&Model, load::Device),
+    inspection: &Inspection,
+    live_max: u32,
+) -> Result<LoadOptions, LoadError> {
     let cores = model.cores.as_ref().map(|cores| cores.iter().map(|core| *core as usize).collect::<Vec<_>>());
-    Ok(LoadOptions {
-        device: load::Device::Cpu,
+    let options = LoadOptions {
+        device,
         threads: super::cores::threads(model),
         cores,
         kv: kv_memory(model, &inspection.config, live_max)?,
@@ -237,7 +247,8 @@ fn options(model: &Model, inspection: &Inspection, live_max: u32) -> Result<Load
         step_tokens_max: model.step_tokens_max,
         real_vocab: Some(inspection.tokens.len),
         head: None,
-    })
+    };
+    Ok(LoadOptions { kv: before_sharing(&options, model).unwrap_or(options.kv), ..options })
 }
 
 /// KV memory as asked for; by default room for the context of every live request, within [`DEFAULT_KV_BYTES`].

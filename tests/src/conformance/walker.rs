@@ -4,9 +4,7 @@
 use std::sync::Arc;
 use tokenrouter_core::executor::{Draw, Drawn, Executor, Needs, PAGE_TOKENS, PageId, Row, RowOutput, Step};
 use tokenrouter_core::ids::{RequestId, TokenId};
-use tokenrouter_gpu::cpu::Cpu;
-use tokenrouter_gpu::load::LoadedModel;
-use tokenrouter_gpu::runner::Runner;
+use tokenrouter_gpu::load::{AnyRunner, LoadedModel};
 
 /// What a sequence's last token gave.
 #[derive(Clone, Debug)]
@@ -26,7 +24,7 @@ impl Fed {
 
 /// A runner and how much of each of its sequences has KV.
 pub struct Walker {
-    runner: Runner<Cpu>,
+    runner: AnyRunner,
     fed: Vec<usize>,
 }
 

@@ -10,7 +10,7 @@ use tokenrouter_core::executor::{Draw, Executor, Needs, PAGE_TOKENS, Row, RowOut
 use tokenrouter_core::ids::{RequestId, TokenId};
 use tokenrouter_core::job::Failure;
 use tokenrouter_core::rng::mix;
-use tokenrouter_gpu::load::{AnyRunner, self, KvMemory, LoadOptions, ModelInfo, Progress};
+use tokenrouter_gpu::load::{self, AnyRunner, KvMemory, LoadOptions, ModelInfo, Progress};
 use tokenrouter_gpu::ops::KvFormat;
 use tokenrouter_gpu::weights::{self, ModelFiles};
 use tokenrouter_gpu::work::Work;

@@ -10,6 +10,7 @@ mod memory;
 pub mod model;
 mod options;
 pub mod plan;
+pub mod random;
 pub mod staging;
 
 use crate::batch::Batch;

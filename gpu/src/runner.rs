@@ -56,6 +56,11 @@ impl<O: Ops> Runner<O> {
         }
     }
 
+    /// The device, for measurements between steps.
+    pub fn device(&mut self) -> &mut O {
+        &mut self.ops
+    }
+
     /// Prepares the shapes of steps that the device records, telling how many of how many are done.
     ///
     /// # Errors

@@ -94,6 +94,24 @@ impl<T: Element> Array<T> {
         stream.synchronize()
     }
 
+    /// Copies all values to an array of the same length on the same device, when the stream comes to it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn copy_to(&self, stream: &Stream, to: &Array<T>) -> Result<(), CudaError> {
+        assert_eq!(self.len, to.len, "values copied from array to array");
+        let bytes = self.len * size_of::<T>();
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: both ranges are valid as long as the arrays, whose dropping waits for the device.
+        stream
+            .call("cuMemcpyDtoDAsync", |raw| unsafe { result::memcpy_dtod_async(to.pointer, self.pointer, bytes, raw) })
+    }
+
     /// The values `at..at + len` as host memory, after everything on the stream.
     ///
     /// # Errors

@@ -50,8 +50,11 @@ pub(super) fn version() -> Option<(i32, i32)> {
     Some((major, minor))
 }
 
-/// From the cache if it is there, compiled and put there otherwise.
-pub(super) fn cached(source: &Source, arch: &str, folder: Option<&Path>) -> Result<Compiled, CudaError> {
+/// From the cache in `folder` if it is there, compiled and put there otherwise; what is found has no log.
+///
+/// # Errors
+/// [`CudaError::NoCompiler`] where it is not there and cannot be made, or [`CudaError::Compile`].
+pub fn compile_cached(source: &Source, arch: &str, folder: Option<&Path>) -> Result<Compiled, CudaError> {
     let version = version();
     if let Some(image) = folder.and_then(|folder| cache::find(folder, (source, arch), version)) {
         return Ok(Compiled { image, log: String::new() });

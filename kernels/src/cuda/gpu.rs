@@ -172,7 +172,7 @@ impl Gpu {
         if let Some(module) = modules.get(source.name).and_then(Weak::upgrade) {
             return Ok(module);
         }
-        let Compiled { image, .. } = compile::cached(source, &self.0.facts.arch(), self.0.cache.as_deref())?;
+        let Compiled { image, .. } = compile::compile_cached(source, &self.0.facts.arch(), self.0.cache.as_deref())?;
         let module = Arc::new(Module::load(self, &image)?);
         modules.insert(source.name, Arc::downgrade(&module));
         Ok(module)

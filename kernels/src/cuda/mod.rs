@@ -18,7 +18,7 @@ mod step;
 mod stream;
 
 pub use answers::{Answer, AnswerMemory, Answers, Candidate, TOP_MAX};
-pub use compile::{Compiled, Source, compile_for};
+pub use compile::{Compiled, Source, compile_cached, compile_for};
 pub use devices::{Devices, DevicesConfig};
 pub use error::CudaError;
 pub use gpu::{Facts, Gpu};
@@ -27,3 +27,11 @@ pub use launch::{Args, Function, Launch, Module};
 pub use memory::{Array, Element, Pinned, View};
 pub use step::{Ask, Draw, Edit, NONE, Span, StepInput, StepLimits, StepMemory, ask, draw};
 pub use stream::{Event, Stream};
+
+/// Every CUDA source of this crate.
+pub fn sources() -> impl Iterator<Item = &'static Source> {
+    use crate::{activation, attention, head, matmul, norm, rope};
+    let single = [&norm::cuda::SOURCE, &rope::cuda::SOURCE, &activation::cuda::SOURCE];
+    let pairs = [&head::cuda::REDUCE, &head::cuda::SAMPLE, &matmul::cuda::MATMUL, &matmul::cuda::ROWS];
+    single.into_iter().chain(pairs).chain(attention::cuda::sources())
+}

@@ -14,8 +14,9 @@ typedef int i32;
 #define NONE 0xffffffffu
 #define WARP 32u
 
-// An entry point for blocks of THREADS threads.
-#define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
+// An entry point for blocks of so many threads. With a 1 behind the number, the compiler keeps values in registers rather
+// than make room for more blocks on a multiprocessor: for kernels of few blocks.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 
 #ifndef SIMT
 #define SHARED_DYNAMIC(type, name) extern __shared__ __align__(16) unsigned char name##_bytes[]; \

@@ -124,8 +124,8 @@ __device__ void distribution(const Part* parts, u32 chunks, float largest, float
 }
 
 // Grid (outputs). Puts the chunks of a row together; `chunks` is at most ROW_THREADS.
-KERNEL(512) head_answer(const float* logits, const Ask* asks, const Part* parts, const u64* runs, Answer* answers, Candidate* tops,
-            Candidate* real_tops, u32 vocab, u32 chunks) {
+KERNEL(512, 1) head_answer(const float* logits, const Ask* asks, const Part* parts, const u64* runs, Answer* answers,
+                           Candidate* tops, Candidate* real_tops, u32 vocab, u32 chunks) {
     u32 output = blockIdx.x;
     Ask ask = asks[output];
     if (!(ask.flags & ASK_PRESENT)) return;

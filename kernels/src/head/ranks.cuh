@@ -10,7 +10,7 @@
 #define CHUNK 1024u
 // Threads of a block that reads a chunk, as in KERNEL(256).
 #define CHUNK_THREADS 256u
-// Threads of a block that reads the runs of a row, as in KERNEL(512): one for each run, so a row has no more chunks than this.
+// Threads of a block that reads the runs of a row, as in KERNEL(512, 1): one for each run, so a row has no more chunks.
 #define ROW_THREADS 512u
 // Keys that are sorted in one go when runs are read.
 #define ROUND_MAX 2048u

@@ -103,7 +103,7 @@ __device__ void apply_edits(float* values, u32 first, u32 end, const Edit* edits
 // Grid (chunks, outputs). The adjusted logits of the tokens go to `work` [outputs, vocab], what is highest and whether
 // there is a NaN to `parts`, and where ranks matter the sorted keys to `runs` [outputs, chunks, CHUNK].
 KERNEL(256) sample_adjust(const float* logits, const Ask* asks, const Draw* draws, const Edit* edits, const u32* masks,
-              const Answer* answers, float* work, Part* parts, u64* runs, u32 vocab) {
+                          const Answer* answers, float* work, Part* parts, u64* runs, u32 vocab) {
     __shared__ float values[CHUNK];
     u32 output = blockIdx.y;
     Ask ask = asks[output];
@@ -174,8 +174,8 @@ template <u32 THREADS> __device__ Best best_of(const Part* parts, u32 chunks) {
 }
 
 // Grid (chunks, outputs). Sums of weights of SUM_BLOCK tokens each, to `sums` [outputs, 2 chunks], where they are needed.
-KERNEL(256) sample_weigh(const Ask* asks, const Draw* draws, const Answer* answers, const float* work, const Part* parts, double* sums,
-             u32 vocab) {
+KERNEL(256) sample_weigh(const Ask* asks, const Draw* draws, const Answer* answers, const float* work, const Part* parts,
+                         double* sums, u32 vocab) {
     // Distance of the sum blocks: lanes of two of them use different banks.
     const u32 stride = SUM_BLOCK + LANES;
     __shared__ float weights[CHUNK / SUM_BLOCK * stride];
@@ -343,24 +343,25 @@ __device__ u32 pick_by_rank(Table& table, Walk walk, const Draw& draw, const dou
     u32 weighty = over_block<ROW_THREADS>(walk.run.len, Plus());
     u32 limit = draw.top_k > 0 && draw.top_k < weighty ? draw.top_k : weighty;
     bool cut = !(draw.top_p >= 1.0f);
-    double goal = 0.0;
-    if (cut && draw.top_k == 0 && weighty >= SCAN_MAX) {
-        goal = load_sums(table, sums, (real + SUM_BLOCK - 1) / SUM_BLOCK);
-    } else {
-        // No weight is beyond infinity: to the end.
-        goal = walk_to(table, walk, static_cast<double>(INFINITE), true, limit).mass;
+    Place last = {0.0, limit, NONE};
+    // The weight of all, the token that ends top-p, the token that is drawn.
+    for (u32 step = 0; step < 3; ++step) {
+        if (step == 0 && cut && draw.top_k == 0 && weighty >= SCAN_MAX) {
+            last.mass = load_sums(table, sums, (real + SUM_BLOCK - 1) / SUM_BLOCK);
+        } else if (step != 1 || cut) {
+            // No weight is beyond infinity: to the end.
+            double goal = static_cast<double>(INFINITE);
+            if (step == 1) goal = static_cast<double>(draw.top_p) * last.mass;
+            if (step == 2) goal = draw.unit * last.mass;
+            last = walk_to(table, walk, goal, step != 1, last.rank);
+        }
     }
-    if (cut) {
-        Place last = walk_to(table, walk, static_cast<double>(draw.top_p) * goal, false, limit);
-        limit = last.rank;
-        goal = last.mass;
-    }
-    return walk_to(table, walk, draw.unit * goal, true, limit).token;
+    return last.token;
 }
 
 // Grid (outputs). Draws; `chunks` is at most ROW_THREADS.
-KERNEL(512) sample_draw(const float* logits, const Ask* asks, const Draw* draws, const float* work, const Part* parts, const u64* runs,
-            const double* sums, Answer* answers, u32 vocab, u32 chunks) {
+KERNEL(512, 1) sample_draw(const float* logits, const Ask* asks, const Draw* draws, const float* work, const Part* parts,
+                           const u64* runs, const double* sums, Answer* answers, u32 vocab, u32 chunks) {
     __shared__ Table table;
     u32 output = blockIdx.x;
     Ask ask = asks[output];

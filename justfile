@@ -37,6 +37,10 @@ load:
 docs:
     UPDATE_DOCS=1 cargo test -p tokenrouter-tests --test docs -- pages_made_from_the_program
 
+# What each CUDA kernel takes of a device (tests/fixtures/cuda/registers.tsv), by NVIDIA's compiler; no GPU needed
+registers:
+    UPDATE_REGISTERS=1 cargo test -p tokenrouter-tests --test nvrtc
+
 # The guide as a website in target/book (needs mdbook)
 book:
     mdbook build docs

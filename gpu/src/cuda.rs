@@ -23,17 +23,17 @@ use answers::CudaAnswers;
 pub use graphs::GraphGrid;
 use graphs::{Graphs, Key};
 pub use memory::{CudaKv, CudaRows};
-use memory::{FIXED_SPLIT, Kernels, attention_scratch, kernel_shape};
+use memory::{Kernels, attention_scratch, kernel_shape};
 pub use options::{CudaOptions, CudaSizes};
 use staging::Staged;
 use std::sync::Arc;
 use tokenrouter_core::executor::{ExecutorError, ExecutorLimits};
 use tokenrouter_kernels::activation::cuda::{PlaceArgs, TopRowsArgs};
 use tokenrouter_kernels::attention;
-use tokenrouter_kernels::attention::cuda::{AttendArgs, AttendShape, AttentionKernels, KvMemory, Splits};
+use tokenrouter_kernels::attention::cuda::{AttendShape, AttentionKernels, KvMemory};
 use tokenrouter_kernels::cuda::{Array, CudaError, Gpu, StepInput, StepMemory, Stream, TOP_MAX};
 use tokenrouter_kernels::head::cuda::HeadArgs;
-use tokenrouter_kernels::matmul::cuda::{DeviceMatrix, EmbedArgs, GatherArgs, Ids, LinearArgs, MatmulScratch, Weights};
+use tokenrouter_kernels::matmul::cuda::{DeviceMatrix, EmbedArgs, GatherArgs, Ids, MatmulScratch, Product, Weights};
 use tokenrouter_kernels::norm::cuda::{AddRmsNormArgs, LayerNormArgs, RmsNormArgs};
 use tokenrouter_kernels::quant;
 use tokenrouter_kernels::rope::cuda::{CudaRope, HeadNormArgs, RotateArgs};
@@ -54,6 +54,9 @@ pub struct Cuda {
     deterministic: bool,
     stream: Arc<Stream>,
 }
+
+/// What is added to a product, one value per output.
+type Bias<'a> = Option<&'a Array<f32>>;
 
 /// Gives work to the device unless something has failed before.
 macro_rules! give {
@@ -103,10 +106,14 @@ impl Cuda {
         self.graphs.len()
     }
 
-    fn multiply(&mut self, x: &CudaRows, (matrix, bias): (&DeviceMatrix, Option<&Array<f32>>), out: &mut CudaRows) {
-        out.rows = x.rows;
-        let args = LinearArgs { matrix, bias, x: &x.data, rows: x.rows, y: &mut out.data };
-        give!(self, self.kernels.matmul.linear(&self.stream, args, &mut self.products));
+    /// Multiplies `x` with up to three matrices in one launch, where their formats allow it.
+    fn multiply<const N: usize>(&mut self, x: &CudaRows, products: [(&DeviceMatrix, Bias<'_>, &mut CudaRows); N]) {
+        let mut products = products.map(|(matrix, bias, out)| {
+            out.rows = x.rows;
+            Product { matrix, bias, y: &mut out.data }
+        });
+        let (matmul, rows) = (&self.kernels.matmul, (&x.data, x.rows));
+        give!(self, matmul.linear_together(&self.stream, rows, &mut products, &mut self.products));
     }
 
     /// Lays a step out and copies it to the device.
@@ -285,13 +292,14 @@ impl Ops for Cuda {
     }
 
     fn linear(&mut self, x: &CudaRows, linear: &Linear<DeviceMatrix, Array<f32>>, out: &mut CudaRows) {
-        self.multiply(x, (&linear.weight, linear.bias.as_ref()), out);
+        self.multiply(x, [(&linear.weight, linear.bias.as_ref(), out)]);
     }
 
     fn qkv(&mut self, x: &CudaRows, qkv: &Qkv<DeviceMatrix, Array<f32>>, out: &mut AttentionRows<CudaRows>) {
-        self.linear(x, &qkv.q, &mut out.q);
-        self.linear(x, &qkv.k, &mut out.k);
-        self.linear(x, &qkv.v, &mut out.v);
+        let Qkv { q, k, v } = qkv;
+        let (q_bias, k_bias, v_bias) = (q.bias.as_ref(), k.bias.as_ref(), v.bias.as_ref());
+        let (q, k, v) = (&q.weight, &k.weight, &v.weight);
+        self.multiply(x, [(q, q_bias, &mut out.q), (k, k_bias, &mut out.k), (v, v_bias, &mut out.v)]);
     }
 
     fn rotate_and_store(&mut self, site: &Site<'_, Self>, rows: &mut AttentionRows<CudaRows>, kv: &mut CudaKv) {
@@ -317,26 +325,14 @@ impl Ops for Cuda {
 
     fn attend(&mut self, site: &Site<'_, Self>, rows: &mut AttentionRows<CudaRows>, kv: &CudaKv) {
         rows.out.rows = rows.q.rows;
-        let (shape, heads) = (self.attend_shape(), (kv.heads, kv.memory.shape().kv_heads));
-        let splits =
-            if self.deterministic { Splits::Fixed { positions: FIXED_SPLIT } } else { kv.kernels.fill(heads, shape) };
-        let args = AttendArgs {
-            q: rows.q.view(),
-            out: rows.out.view(),
-            heads: kv.heads,
-            layer: site.layer,
-            kv: &kv.memory,
-            step: &self.step,
-            shape,
-            splits,
-            scratch: kv.scratch.view(),
-        };
-        give!(self, kv.kernels.attend(&self.stream, &args));
+        let (layer, shape) = (site.layer, self.attend_shape());
+        give!(self, kv.attend((&self.stream, &self.step), rows, (layer, shape, self.deterministic)));
     }
 
     fn gate_up(&mut self, x: &CudaRows, pair: &GateUp<DeviceMatrix, Array<f32>>, out: &mut GatedRows<CudaRows>) {
-        self.linear(x, &pair.gate, &mut out.gate);
-        self.linear(x, &pair.up, &mut out.up);
+        let GateUp { gate, up } = pair;
+        let (gate_bias, up_bias) = (gate.bias.as_ref(), up.bias.as_ref());
+        self.multiply(x, [(&gate.weight, gate_bias, &mut out.gate), (&up.weight, up_bias, &mut out.up)]);
         give!(self, self.kernels.activation.silu_mul(&self.stream, out.gate.view(), out.up.view()));
     }
 
@@ -348,7 +344,7 @@ impl Ops for Cuda {
     }
 
     fn head(&mut self, input: HeadInput<'_, Self>, out: &mut HeadOutput<Self>) {
-        self.multiply(input.hidden, (input.matrix, None), &mut out.logits);
+        self.multiply(input.hidden, [(input.matrix, None, &mut out.logits)]);
         give!(self, self.kernels.head.reduce(&self.stream, &self.head_args(out), input.column));
     }
 

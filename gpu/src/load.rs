@@ -4,6 +4,7 @@
 //! new one starts clean after a panic of the old.
 
 mod assemble;
+mod loaded;
 mod running;
 
 use crate::cpu::{Cpu, CpuOptions};
@@ -13,9 +14,10 @@ use crate::cuda::plan::Cost;
 use crate::heads::{self, HeadSource};
 use crate::models::blocks::Scratch;
 use crate::ops::{KvFormat, KvShape, Ops, OpsError};
-use crate::weights::{self, ModelConfig, ModelFiles, WeightsError};
-use crate::work::Work;
+use crate::weights::{self, ModelFiles, WeightsError};
 pub(crate) use assemble::{Assembled, Assembly};
+pub use loaded::LoadedModel;
+use loaded::Place;
 pub use running::AnyRunner;
 use std::path::{Path, PathBuf};
 use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
@@ -203,20 +205,6 @@ pub struct ModelInfo {
     pub parameters: u64,
 }
 
-/// A model whose weights are in memory.
-pub struct LoadedModel {
-    info: ModelInfo,
-    config: ModelConfig,
-    limits: ExecutorLimits,
-    place: Place,
-}
-
-/// Where its weights are.
-enum Place {
-    Cpu { options: CpuOptions, assembled: Assembled<Cpu>, assembly: Assembly },
-    Cuda(Box<CudaModel>),
-}
-
 /// Opens and loads a model from a GGUF file or an HF directory.
 ///
 /// # Errors
@@ -254,47 +242,6 @@ pub fn load_files(
     };
     report(total);
     Ok(LoadedModel { info: info(files, &plan), config: files.config.clone(), limits: plan.limits, place })
-}
-
-impl LoadedModel {
-    /// Facts about the model.
-    pub fn info(&self) -> &ModelInfo {
-        &self.info
-    }
-
-    /// Shape of the model.
-    pub fn config(&self) -> &ModelConfig {
-        &self.config
-    }
-
-    /// Bytes and operations of its steps; `None` where nobody has counted what the device reads.
-    pub fn work(&self) -> Option<Work> {
-        match &self.place {
-            Place::Cpu { assembled, .. } => {
-                Some(Work::of(&assembled.decoder, &self.config, self.info.kv_bytes_per_token))
-            }
-            Place::Cuda(_) => None,
-        }
-    }
-
-    /// Capacity of the executors.
-    pub fn limits(&self) -> ExecutorLimits {
-        self.limits
-    }
-
-    /// A new executor: shares the weights, has threads or a stream, scratch and empty KV memory of its own. On a CUDA device
-    /// that was lost, the weights are put there again.
-    ///
-    /// # Errors
-    /// [`LoadError::Ops`] when the machine refuses threads or memory, or the device does.
-    pub fn executor(&self) -> Result<AnyRunner, LoadError> {
-        Ok(match &self.place {
-            Place::Cpu { options, assembled, assembly } => {
-                AnyRunner::Cpu(Box::new(assembly.runner(Cpu::new(options)?, assembled, &self.config)?))
-            }
-            Place::Cuda(model) => AnyRunner::Cuda(Box::new(model.executor(&mut |_, _| ())?)),
-        })
-    }
 }
 
 /// Sizes of a model's executors, all checked.

@@ -58,6 +58,7 @@ impl Loaded {
             let model = load::load_files(&planned.files, &planned.options, report)
                 .map_err(|reason| LaunchError::Load { model: planned.name.clone(), reason: Box::new(reason) })?;
             bar.finish_and_clear();
+            prepare(&planned.name, &model, progress)?;
             let info = model.info();
             // Normalised entropy is over this width, padding included.
             let vocab_width = planned.limits.vocab_width;
@@ -128,6 +129,19 @@ impl Loaded {
         };
         Ok(runtime::start(spec)?)
     }
+}
+
+/// Takes memory and records steps where that is done ahead, with a bar.
+fn prepare(name: &str, model: &LoadedModel, progress: &Progress) -> Result<(), LaunchError> {
+    let mut bar = None;
+    let report = &mut |done: usize, all: usize| {
+        bar.get_or_insert_with(|| progress.count(&format!("record {name}"), all as u64)).set_position(done as u64);
+    };
+    let prepared = model.prepare(report);
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    prepared.map_err(|reason| LaunchError::Load { model: name.to_owned(), reason: Box::new(reason) })
 }
 
 /// What a launch file says with 0 = no bound.

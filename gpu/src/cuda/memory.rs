@@ -1,18 +1,18 @@
 //! Rows, keys and values of a model on a device, and the kernels that work on them. Owner: the runner. Invariant: rows know how
 //! many of them were written last.
 
-use crate::ops::KvShape;
+use crate::ops::{AttentionRows, KvShape};
 use tokenrouter_kernels::activation::cuda::ActivationKernels;
 use tokenrouter_kernels::attention;
-use tokenrouter_kernels::attention::cuda::{AttentionKernels, KvMemory};
-use tokenrouter_kernels::cuda::{Array, CudaError, Gpu, StepLimits, View};
+use tokenrouter_kernels::attention::cuda::{AttendArgs, AttendShape, AttentionKernels, KvMemory, Splits};
+use tokenrouter_kernels::cuda::{Array, CudaError, Gpu, StepLimits, StepMemory, Stream, View};
 use tokenrouter_kernels::head::cuda::HeadKernels;
 use tokenrouter_kernels::matmul::cuda::MatmulKernels;
 use tokenrouter_kernels::norm::cuda::NormKernels;
 use tokenrouter_kernels::rope::cuda::RopeKernels;
 
 /// Positions of a split of attention where results must not depend on the batch.
-pub(super) const FIXED_SPLIT: usize = 1024;
+const FIXED_SPLIT: usize = 1024;
 
 /// Compiled kernels of a context.
 pub(super) struct Kernels {
@@ -62,6 +62,32 @@ pub struct CudaKv {
 }
 
 impl CudaKv {
+    /// Attention of a layer over the rows of a step.
+    pub(super) fn attend(
+        &self,
+        (stream, step): (&Stream, &StepMemory),
+        rows: &AttentionRows<CudaRows>,
+        (layer, shape, deterministic): (usize, AttendShape, bool),
+    ) -> Result<(), CudaError> {
+        let splits = if deterministic {
+            Splits::Fixed { positions: FIXED_SPLIT }
+        } else {
+            self.kernels.fill((self.heads, self.memory.shape().kv_heads), shape)
+        };
+        let args = AttendArgs {
+            q: rows.q.view(),
+            out: rows.out.view(),
+            heads: self.heads,
+            layer,
+            kv: &self.memory,
+            step,
+            shape,
+            splits,
+            scratch: self.scratch.view(),
+        };
+        self.kernels.attend(stream, &args)
+    }
+
     /// Keys and values, for tests that look at them.
     pub fn memory(&self) -> &KvMemory {
         &self.memory

@@ -11,6 +11,7 @@ use crate::ops::{KvShape, OpsError};
 use crate::runner::Runner;
 use crate::weights::{ModelConfig, ModelFiles, Weights};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
 use tokenrouter_kernels::attention::cuda::KvMemory;
 use tokenrouter_kernels::cuda::{AnswerMemory, CudaError, Devices, Gpu, StepLimits, StepMemory, TOP_MAX};
@@ -37,6 +38,8 @@ pub struct CudaModel {
     files: ModelFiles,
     assembly: Assembly,
     life: Mutex<Option<Life>>,
+    /// The first executor, built before anybody asks for it.
+    first: Mutex<Option<Runner<Cuda>>>,
 }
 
 /// Weights in one life of the device.
@@ -129,7 +132,8 @@ impl CudaModel {
         assembly: Assembly,
         report: &mut dyn FnMut(u64),
     ) -> Result<Self, LoadError> {
-        let model = CudaModel { place, files: files.clone(), assembly, life: Mutex::default() };
+        let model =
+            CudaModel { place, files: files.clone(), assembly, life: Mutex::default(), first: Mutex::default() };
         model.weights(report)?;
         Ok(model)
     }
@@ -151,11 +155,33 @@ impl CudaModel {
         Ok((gpu, assembled))
     }
 
-    /// A new executor, its steps recorded; `progress` is told how many of how many.
+    /// Builds the first executor, so that what the device refuses is known before a request comes; `progress` is told how
+    /// many of how many shapes are recorded.
     ///
     /// # Errors
     /// [`LoadError::Ops`] of the device.
-    pub fn executor(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<Runner<Cuda>, LoadError> {
+    pub(crate) fn prepare(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), LoadError> {
+        let runner = self.build(progress)?;
+        *self.first.lock().unwrap_or_else(PoisonError::into_inner) = Some(runner);
+        Ok(())
+    }
+
+    /// An executor with its steps recorded: the one that was prepared, or a new one.
+    ///
+    /// # Errors
+    /// [`LoadError::Ops`] of the device.
+    pub fn executor(&self) -> Result<Runner<Cuda>, LoadError> {
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut runner) = first
+            && !runner.device().stream().gpu().is_lost()
+        {
+            return Ok(runner);
+        }
+        self.build(&mut |_, _| ())
+    }
+
+    fn build(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<Runner<Cuda>, LoadError> {
+        let began = Instant::now();
         let (gpu, assembled) = self.weights(&mut |_| ())?;
         let sizes = CudaSizes {
             step: step_limits(&self.assembly.limits),
@@ -166,6 +192,9 @@ impl CudaModel {
         runner.warm(progress).map_err(|error| {
             OpsError::from(CudaError::Unsupported { what: format!("steps could not be recorded: {error}") })
         })?;
+        let (shapes, ms) = (runner.device().recorded(), began.elapsed().as_millis() as u64);
+        let device = format_args!("cuda:{}", self.place.options.ordinal);
+        tracing::info!(%device, shapes, ms, "steps are recorded");
         Ok(runner)
     }
 }

@@ -6,6 +6,7 @@ use crate::fields::{Document, Fields, FromToml, Problem, Value, join};
 use crate::launch::{KvFormat, LaunchFile, Model};
 use crate::schema;
 use serde::{Serialize, Serializer};
+use std::fmt;
 use toml::de::DeValue;
 
 /// Highest number of a device.
@@ -25,9 +26,15 @@ pub enum Device {
 impl Serialize for Device {
     /// As a launch file writes it.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Device::Cpu => serializer.serialize_str("cpu"),
-            Device::Cuda(ordinal) => serializer.collect_str(&format_args!("cuda:{ordinal}")),
+            Device::Cpu => f.write_str("cpu"),
+            Device::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
         }
     }
 }

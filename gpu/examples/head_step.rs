@@ -6,7 +6,7 @@ use std::time::Instant;
 use tokenrouter_core::rng::{Stream, mix, unit};
 use tokenrouter_gpu::cpu::{Cpu, CpuOptions};
 use tokenrouter_gpu::heads::{self, Class, Family, HeadConfig, Network, NetworkInput, Scratch};
-use tokenrouter_gpu::ops::{HeadOutput, Ops, Reduced};
+use tokenrouter_gpu::ops::{HeadOutput, Ops};
 use tokenrouter_gpu::weights::Tensor;
 use tokenrouter_kernels::quant::Format;
 
@@ -69,9 +69,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut hidden = ops.rows(rows, WIDTH)?;
         hidden.fill(&random(2, rows * WIDTH, 1.0));
         let scored: Vec<u32> = (0..rows as u32).collect();
-        let mut found = HeadOutput::new(&mut ops, rows, (1, 1))?;
-        found.reduced = random(3, rows * 100, 10.0).chunks(100).map(|row| Ok(reduced(row))).collect();
-        found.drawn = scored.iter().map(|&row| Ok((row, 0.0))).collect();
+        let mut found = HeadOutput::of_top(&mut ops, rows, &random(3, rows * 100, 10.0))?;
         let mut best = f64::INFINITY;
         for _ in 0..8 {
             let input = NetworkInput { hidden: &hidden, embed: &embed, scored: &scored };
@@ -82,9 +80,4 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{rows:3} rows: {:8.2} ms, {:6.2} ms a row", best * 1e3, best * 1e3 / rows as f64);
     }
     Ok(())
-}
-
-/// What a head of a model would have found, had it found these highest logits.
-fn reduced(top: &[f32]) -> Reduced {
-    Reduced { top: top.iter().map(|&logit| (0, logit)).collect(), ..Reduced::default() }
 }

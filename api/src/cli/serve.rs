@@ -15,7 +15,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 use tokenrouter_actors::runtime::Runtime;
-use tokenrouter_config::{Bytes, LaunchFile};
+use tokenrouter_config::{Bytes, Device, LaunchFile};
 use tokenrouter_core::executor::PAGE_TOKENS;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -202,11 +202,11 @@ fn reload(reloader: &Reloader) -> Result<String, String> {
 fn banner((loaded, runtime): (&Loaded, &Runtime), bound: &[SocketAddr]) -> String {
     let width = loaded.members.iter().map(|member| member.name.len()).max().unwrap_or(0);
     let mut text = format!("tokenrouter {}\n", env!("CARGO_PKG_VERSION"));
-    for member in &loaded.members {
+    for (member, model) in loaded.members.iter().zip(&loaded.file.models) {
         let (info, limits) = (member.model.info(), member.model.limits());
         let kv_tokens = u64::from(limits.pages) * PAGE_TOKENS as u64;
         text.push_str(&format!(
-            "model     {:width$}  {} {}  weights {}  context {}  KV {} tokens ({})\n",
+            "model     {:width$}  {} {}  weights {}  context {}  KV {} tokens ({}){}\n",
             member.name,
             info.architecture,
             parameters(info.parameters),
@@ -214,6 +214,7 @@ fn banner((loaded, runtime): (&Loaded, &Runtime), bound: &[SocketAddr]) -> Strin
             limits.context_len,
             kv_tokens,
             Bytes(kv_tokens * info.kv_bytes_per_token),
+            if model.device == Device::Cpu { String::new() } else { format!("  on {}", model.device) },
         ));
     }
     let router = &loaded.file.router;

@@ -3,7 +3,7 @@
 
 use super::{Cpu, CpuRows};
 use crate::heads::math;
-use crate::ops::{Ask, DrawAt, Fault, HeadInput, HeadOutput, Reduced};
+use crate::ops::{Ask, DrawAt, Fault, HeadInput, HeadOutput, OpsError, Reduced};
 use crate::sampling::is_plain_greedy;
 use tokenrouter_core::ids::TokenId;
 use tokenrouter_kernels::head::{BadLogits, Candidate, Head, Product, Want};
@@ -70,6 +70,22 @@ impl Cpu {
             let token = from.drawn[output as usize].as_ref().map_or(0, |&(token, _)| token);
             table.row(token as usize, row);
         }
+    }
+}
+
+impl HeadOutput<Cpu> {
+    /// What a head would leave that found these highest logits, `[rows, any number]`, and drew the token `i` for row `i`: for
+    /// learned heads alone, without a model.
+    ///
+    /// # Errors
+    /// [`OpsError`] when there is not enough memory.
+    pub fn of_top(ops: &mut Cpu, rows: usize, top: &[f32]) -> Result<Self, OpsError> {
+        let mut found = HeadOutput::new(ops, rows, (1, 1))?;
+        let list = |row: usize| top.chunks((top.len() / rows.max(1)).max(1)).nth(row).unwrap_or_default();
+        let entries = |row: usize| list(row).iter().map(|&logit| (0, logit)).collect();
+        found.reduced = (0..rows).map(|row| Ok(Reduced { top: entries(row), ..Reduced::default() })).collect();
+        found.drawn = (0..rows as TokenId).map(|row| Ok((row, 0.0))).collect();
+        Ok(found)
     }
 }
 

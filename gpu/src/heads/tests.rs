@@ -3,7 +3,7 @@
 use super::network::{NetworkInput, Scratch};
 use super::*;
 use crate::cpu::{Cpu, CpuOptions};
-use crate::ops::{HeadOutput, Ops, Reduced};
+use crate::ops::{HeadOutput, Ops};
 use crate::weights::Tensor;
 use crate::weights::torch::tests::archive;
 use serde::Deserialize;
@@ -89,11 +89,7 @@ fn scores(network: &Network<Cpu>, ops: &mut Cpu, rows: &Rows, count: usize) -> V
     let embed = ops.matrix(Tensor { name: "embed".into(), shape, format: Format::F32, bytes: bytes.into() }).unwrap();
     let scored: Vec<u32> = (0..count as u32).collect();
     let mut scratch = Scratch::new(ops, network.config(), count).unwrap();
-    let mut found = HeadOutput::new(ops, count, (1, 1)).unwrap();
-    let list = |row: usize| rows.top.chunks((rows.top.len() / count).max(1)).nth(row).unwrap_or_default();
-    let top = |row: usize| list(row).iter().map(|&logit| (0, logit)).collect();
-    found.reduced = (0..count).map(|row| Ok(Reduced { top: top(row), ..Reduced::default() })).collect();
-    found.drawn = scored.iter().map(|&row| Ok((row, 0.0))).collect();
+    let mut found = HeadOutput::of_top(ops, count, &rows.top).unwrap();
     let input = NetworkInput { hidden: &hidden, embed: &embed, scored: &scored };
     network.score(ops, input, (&mut scratch, &mut found));
     found.scores

@@ -14,7 +14,7 @@ use tokenrouter_core::executor::Signals;
 use tokenrouter_core::rng::{self, Stream};
 use tokenrouter_gpu::cpu::{Cpu, CpuOptions};
 use tokenrouter_gpu::heads::{self, Network, NetworkInput, Scratch};
-use tokenrouter_gpu::ops::Ops;
+use tokenrouter_gpu::ops::{HeadOutput, Ops};
 use tokenrouter_kernels::quant::Format;
 
 #[derive(Parser)]
@@ -181,24 +181,23 @@ impl Drawn {
     }
 
     /// Scores of the head in a folder, as a server computes them.
-    fn served(&mut self, folder: &Path) -> Vec<f32> {
+    fn served(&self, folder: &Path) -> Vec<f32> {
         let files = heads::open(folder).expect("a head");
         let mut ops = Cpu::new(&CpuOptions { threads: 1, cores: Vec::new() }).expect("a device");
         let network = Network::new(&mut ops, &files).expect("a network");
         let rows = self.hidden.len() / 24;
         let mut hidden = ops.rows(rows, 24).expect("rows");
-        ops.fill(&self.hidden, &mut hidden);
+        hidden.fill(&self.hidden);
         let bytes: Vec<u8> = self.embedding.iter().flat_map(|value| value.to_le_bytes()).collect();
         let tensor =
             weights::Tensor { name: "embed".into(), shape: [rows, 24], format: Format::F32, bytes: bytes.into() };
         let embed = ops.matrix(tensor).expect("a matrix");
-        let (outputs, tokens): (Vec<u32>, Vec<u32>) = (0..rows as u32).map(|row| (row, row)).unzip();
+        let scored: Vec<u32> = (0..rows as u32).collect();
         let mut scratch = Scratch::new(&mut ops, network.config(), rows).expect("scratch");
-        let mut scores = Vec::new();
-        let top = &mut self.top;
-        let input = NetworkInput { hidden: &hidden, embed: &embed, outputs: &outputs, tokens: &tokens, top };
-        network.score(&mut ops, input, (&mut scratch, &mut scores));
-        scores
+        let mut found = HeadOutput::of_top(&mut ops, rows, &self.top).expect("a head");
+        let input = NetworkInput { hidden: &hidden, embed: &embed, scored: &scored };
+        network.score(&mut ops, input, (&mut scratch, &mut found));
+        found.scores
     }
 }
 
@@ -225,7 +224,7 @@ fn what_is_trained_scores_as_what_is_served() {
             let folder = Temporary::new();
             let place = Place::free(&folder.at("head"), false).expect("free");
             place.write(&config, &head.snapshot().expect("tensors")).expect("written");
-            let mut drawn = Drawn::new(seed + 77, 40);
+            let drawn = Drawn::new(seed + 77, 40);
             let logits = head.evaluate(&drawn.inputs()).expect("logits");
             let scores: Vec<f32> = candle_nn::ops::sigmoid(&logits).and_then(|s| s.to_vec1()).expect("scores");
             let served = drawn.served(&folder.at("head"));

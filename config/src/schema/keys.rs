@@ -153,17 +153,19 @@ pub(crate) static MODEL: Table = Table {
             Default::Text("cpu"),
             "What runs it: `cpu`, or `cuda:0` for the first NVIDIA GPU, `cuda:1` for the second; [GPUs](../cuda.md).",
         ),
-        key("threads", whole(1, 1024), Words("as many as `cores` lists, or else every core"), "Worker threads."),
+        key("threads", whole(1, 1024), Words("as many as `cores` lists, or else every core"), "Worker threads; not on a GPU."),
         key(
             "cores",
             Kind::Wholes,
             Words("not pinned"),
-            "Cores to pin the worker threads to, by number; at least as many as `threads`.",
+            "Cores to pin the worker threads to, by number; at least as many as `threads`. Not on a GPU.",
         ),
         key(
             "kv_memory",
             Kind::Amount { least: 1, most: ANY },
-            Words("1 GiB, or less where the context lengths of all live requests need less"),
+            Words(
+                "1 GiB, or less where the context lengths of all live requests need less; on a GPU as much as fits, [shared out](../cuda.md#memory)",
+            ),
             "Memory for keys and values. Not beside `kv_tokens`.",
         ),
         key(
@@ -181,7 +183,7 @@ pub(crate) static MODEL: Table = Table {
                 ("q8", "8-bit codes with scales: 1.8 times the tokens of `f16` in the same memory"),
             ]),
             Default::Text("f16"),
-            "Number format of keys and values; [what each costs](../kv-cache.md).",
+            "Number format of keys and values; [what each costs](../kv-cache.md). A GPU takes `f16` and `bf16`.",
         ),
         key(
             "context_length",

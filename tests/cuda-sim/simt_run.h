@@ -289,6 +289,13 @@ inline bool make_dynamic(size_t bytes) {
     return true;
 }
 
+// When the module is unloaded; a process can have only so many mappings.
+__attribute__((destructor)) SIMT_HIDDEN void unmap_all() {
+    State& s = state;
+    if (s.stacks) munmap(s.stacks, s.stack_count * STACK);
+    if (s.dynamic_end) munmap(s.dynamic_end - (DYNAMIC_MAX + PAGE - 1) / PAGE * PAGE, (DYNAMIC_MAX + PAGE - 1) / PAGE * PAGE + PAGE);
+}
+
 // Finds the thread-local block of this file in this thread. `dl_phdr_info` is asked once.
 inline void find_shared() {
     if (!shared_bytes) {

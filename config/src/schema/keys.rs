@@ -153,7 +153,12 @@ pub(crate) static MODEL: Table = Table {
             Default::Text("cpu"),
             "What runs it: `cpu`, or `cuda:0` for the first NVIDIA GPU, `cuda:1` for the second; [GPUs](../cuda.md).",
         ),
-        key("threads", whole(1, 1024), Words("as many as `cores` lists, or else every core"), "Worker threads; not on a GPU."),
+        key(
+            "threads",
+            whole(1, 1024),
+            Words("as many as `cores` lists, or else every core"),
+            "Worker threads; not on a GPU.",
+        ),
         key(
             "cores",
             Kind::Wholes,

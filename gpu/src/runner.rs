@@ -56,6 +56,11 @@ impl<O: Ops> Runner<O> {
         }
     }
 
+    /// Keys and values, for tests that look at them.
+    pub fn kv(&self) -> &O::Kv {
+        &self.memory.kv
+    }
+
     /// The device, for measurements between steps.
     pub fn device(&mut self) -> &mut O {
         &mut self.ops

@@ -7,6 +7,7 @@
 
 mod answers;
 mod cache;
+mod changes;
 mod compile;
 mod devices;
 mod error;

@@ -2,6 +2,7 @@
 //! staged was checked against the limits, so that no kernel leaves its arrays; a step takes one copy, and another one only
 //! if it changes logits.
 
+use super::changes::Changes;
 use super::error::CudaError;
 use super::memory::{Array, Element, Pinned, View};
 use super::stream::Stream;
@@ -241,28 +242,6 @@ impl Layout {
     }
 }
 
-/// Changes to logits, whose number has no bound that would be worth its memory.
-#[derive(Debug)]
-struct Changes {
-    staging: Pinned,
-    device: Array<u8>,
-    /// Bytes of edits there is room for; masks lie behind.
-    edits: usize,
-    masks: usize,
-}
-
-impl Changes {
-    fn new(stream: &Stream, edits: usize, masks: usize) -> Result<Self, CudaError> {
-        let edits = edits.next_multiple_of(16);
-        Ok(Changes {
-            staging: Pinned::new(stream.gpu(), edits + masks)?,
-            device: Array::new(stream.gpu(), "changes to logits", edits + masks)?,
-            edits,
-            masks,
-        })
-    }
-}
-
 /// A step in the memory of a device.
 #[derive(Debug)]
 pub struct StepMemory {
@@ -274,26 +253,26 @@ pub struct StepMemory {
 }
 
 impl StepMemory {
-    /// Room for steps of this size, and for few changes to logits: there will be more when a step needs it.
+    /// Room for steps of this size, for a mask of each request and few other changes to logits: there will be more when a step
+    /// needs it.
     ///
     /// # Errors
     /// [`CudaError::Memory`].
     pub fn new(stream: &Stream, limits: StepLimits) -> Result<Self, CudaError> {
         let layout = Layout::new(&limits);
         let bytes = layout.pages.end;
-        let words = limits.vocab.div_ceil(32) as usize;
         Ok(StepMemory {
             staging: Pinned::new(stream.gpu(), bytes)?,
             device: Array::new(stream.gpu(), "a step", bytes)?,
-            changes: Changes::new(stream, 256 * size_of::<Edit>(), words * size_of::<u32>())?,
+            changes: Changes::new(stream, &limits)?,
             limits,
             layout,
         })
     }
 
-    /// Bytes on the device for steps of this size, without changes to logits.
+    /// Bytes on the device for steps of this size, with the changes to logits that there is room for from the start.
     pub fn bytes(limits: &StepLimits) -> u64 {
-        Layout::new(limits).pages.end as u64
+        Layout::new(limits).pages.end as u64 + Changes::bytes(limits)
     }
 
     /// How large steps may be.
@@ -306,14 +285,7 @@ impl StepMemory {
     /// # Errors
     /// [`CudaError::Memory`].
     pub fn reserve(&mut self, stream: &Stream, input: &StepInput) -> Result<bool, CudaError> {
-        let (edits, masks) = (size_of_val(&input.edits[..]), size_of_val(&input.masks[..]));
-        if edits <= self.changes.edits && masks <= self.changes.masks {
-            return Ok(false);
-        }
-        stream.synchronize()?;
-        let (edits, masks) = (edits.max(self.changes.edits), masks.max(self.changes.masks));
-        self.changes = Changes::new(stream, edits.next_power_of_two(), masks.next_power_of_two())?;
-        Ok(true)
+        self.changes.reserve(stream, input)
     }
 
     /// Copies a step to the device, when the stream comes to it. The last step's work must be done.
@@ -337,15 +309,7 @@ impl StepMemory {
         put(to, &layout.pages, &input.pages);
         let bytes = layout.pages.start + size_of_val(&input.pages[..]);
         self.staging.upload(stream, &self.device, bytes)?;
-        if input.edits.is_empty() && input.masks.is_empty() {
-            return Ok(());
-        }
-        let Changes { staging, device, edits, masks } = &mut self.changes;
-        put(staging.bytes_mut(), &(0..*edits), &input.edits);
-        put(staging.bytes_mut(), &(*edits..*edits + *masks), &input.masks);
-        let bytes = if input.masks.is_empty() { 0 } else { *edits };
-        let tail = if bytes == 0 { size_of_val(&input.edits[..]) } else { size_of_val(&input.masks[..]) };
-        staging.upload(stream, device, bytes + tail)
+        self.changes.upload(stream, input)
     }
 
     fn view<T: Element>(&self, range: &Range<usize>) -> View<T> {
@@ -400,19 +364,17 @@ impl StepMemory {
 
     /// Edits of all draws.
     pub fn edits(&self) -> View<Edit> {
-        let part = self.changes.device.part(0, self.changes.edits);
-        View::new(part.pointer(), part.len() / size_of::<Edit>())
+        self.changes.edits()
     }
 
     /// Masks of all draws.
     pub fn masks(&self) -> View<u32> {
-        let part = self.changes.device.part(self.changes.edits, self.changes.masks);
-        View::new(part.pointer(), part.len() / size_of::<u32>())
+        self.changes.masks()
     }
 }
 
 /// Writes values as bytes to the start of a place.
-fn put<T: Element>(to: &mut [u8], place: &Range<usize>, values: &[T]) {
+pub(super) fn put<T: Element>(to: &mut [u8], place: &Range<usize>, values: &[T]) {
     // SAFETY: elements have no padding, so all bytes are initialised.
     let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
     to[place.clone()][..bytes.len()].copy_from_slice(bytes);

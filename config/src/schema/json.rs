@@ -8,6 +8,8 @@ use serde_json::{Map, Value, json};
 const NAME: &str = "^[^\\s\\u0000-\\u001f\\u007f-\\u009f]{1,128}$";
 /// As `Source` reads it.
 const SOURCE: &str = "^(?!hf:)[\\s\\S]*\\S[\\s\\S]*$|^hf:[A-Za-z0-9._-]+/[A-Za-z0-9._-]+(@[A-Za-z0-9._/-]+)?(:[A-Za-z0-9._/-]+\\.[gG][gG][uU][fF])?$";
+/// As `Device` reads it.
+const DEVICE: &str = "^(cpu|cuda:\\+?0*([0-9]|[1-5][0-9]|6[0-3]))$";
 /// As `Bytes` reads it.
 const AMOUNT: &str =
     "^([0-9_]*[0-9][0-9_]*(\\.[0-9_]*)?|\\.[0-9_]*[0-9][0-9_]*)\\s*([bB]|[kKmMgGtT][iI][bB]|[kKmMgG][bB])?\\s*$";
@@ -61,6 +63,7 @@ fn one(key: &Key) -> Value {
         Kind::File => json!({"type": "string"}),
         Kind::Name => json!({"type": "string", "pattern": NAME}),
         Kind::Source => json!({"type": "string", "pattern": SOURCE}),
+        Kind::Device => json!({"type": "string", "pattern": DEVICE}),
         Kind::Flag => json!({"type": "boolean"}),
         Kind::Whole { least, most } => whole(*least, *most),
         Kind::ZeroOr { least, most } => json!({"anyOf": [{"const": 0}, whole(*least, *most)]}),

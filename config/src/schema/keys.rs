@@ -149,7 +149,7 @@ pub(crate) static MODEL: Table = Table {
         ),
         key(
             "device",
-            Kind::Text,
+            Kind::Device,
             Default::Text("cpu"),
             "What runs it: `cpu`, or `cuda:0` for the first NVIDIA GPU, `cuda:1` for the second; [GPUs](../cuda.md).",
         ),

@@ -53,6 +53,8 @@ pub enum Kind {
     File,
     /// Where a model is: folder, `.gguf` file, or `hf:owner/name[@revision][:file.gguf]`.
     Source,
+    /// What runs a model: `cpu`, `cuda:0` to `cuda:63`.
+    Device,
     /// `true` or `false`.
     Flag,
     /// A whole number, both bounds included; `most` is `u64::MAX` where only the width of the number bounds it.

@@ -158,6 +158,7 @@ fn kind(key: &Key) -> String {
         Kind::Name => "name".to_owned(),
         Kind::File => "file".to_owned(),
         Kind::Source => "folder, file or `hf:…`".to_owned(),
+        Kind::Device => "`\"cpu\"`, `\"cuda:0\"` to `\"cuda:63\"`".to_owned(),
         Kind::Flag => "`true` or `false`".to_owned(),
         Kind::Whole { least, most } => range(*least, *most),
         Kind::ZeroOr { least, most } => format!("0, or {}", range(*least, *most)),

@@ -117,6 +117,7 @@ __device__ __forceinline__ float f16_to_f32(u16 x) { return simt_f16_to_f32(x); 
 __device__ __forceinline__ u16 f32_to_f16(float x) { return simt_f32_to_f16(x); }
 __device__ __forceinline__ void mma_bf16(float d[4], const u32 a[4], const u32 b[2]) { simt_mma_16816(d, a, b, true); }
 __device__ __forceinline__ void mma_f16(float d[4], const u32 a[4], const u32 b[2]) { simt_mma_16816(d, a, b, false); }
+__device__ __forceinline__ uint4 load_once(const uint4* at) { return *at; }
 #else
 __device__ __forceinline__ float f16_to_f32(u16 x) {
     float y;
@@ -145,6 +146,16 @@ __device__ __forceinline__ void mma_f16(float d[4], const u32 a[4], const u32 b[
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Memory that nothing writes meanwhile and this multiprocessor reads once: it does not push what is read often out of the
+// L1 cache. Volatile, so that a load stays where it was put: ahead of the work that hides it.
+__device__ __forceinline__ uint4 load_once(const uint4* at) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at));
+    return v;
 }
 #endif
 

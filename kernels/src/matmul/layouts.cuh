@@ -74,14 +74,15 @@ template <u32 TILES, u32 GROUPS> struct Partial {
 
 // f16 and bf16: lane q takes columns 8 q.. of each 32, two products for them. Weights are the operand with 8 columns: a
 // load of 16 bytes is two of its fragments. The other operand has 16 rows: 16 rows of x, or 8 rows twice, once for the
-// first term and once for the second. Either way first and third terms have a sum of their own, and second ones.
+// first term and once for the others. Either way first terms have a sum of their own: tensor cores cut off what does not fit
+// at each step, and sums of the other terms are too small for that to count.
 template <u32 TILES, bool F16> struct Halves {
     static constexpr u32 PARTS = 2, COLS = 32 * PARTS, TERMS = F16 ? 2 : 3, EIGHTS = 2 * TILES;
     static constexpr bool ALIGNED = false;  // not always
     struct Stage {
         uint4 w[EIGHTS][PARTS];
     };
-    // With 8 rows of x: [g][2 q..] of first and third terms, [g + 8] of second ones. With 16: one after the other.
+    // With 8 rows of x: [g][2 q..] of first terms, [g + 8] of the others. With 16: one after the other.
     template <u32 GROUPS> struct Sums {
         float value[GROUPS][EIGHTS][4];
     };
@@ -102,7 +103,7 @@ template <u32 TILES, bool F16> struct Halves {
         for (u32 p = 0; p < PARTS; p++) {
             u32 at = min(col / 8 + 4 * p + QUAD, pitch / 8 - 1);
 #pragma unroll
-            for (u32 i = 0; i < EIGHTS; i++) stage.w[i][p] = __ldg(from[i] + at);
+            for (u32 i = 0; i < EIGHTS; i++) stage.w[i][p] = load_once(from[i] + at);
         }
     }
 
@@ -133,7 +134,7 @@ template <u32 TILES, bool F16> struct Halves {
             }
             if (GROUPS == 1) {
                 u32 both[4] = {term[0][0][0], term[0][1][0], term[0][0][1], term[0][1][1]};
-                u32 third[4] = {term[0][2][0], 0, term[0][2][1], 0};
+                u32 third[4] = {0, term[0][2][0], 0, term[0][2][1]};
 #pragma unroll
                 for (u32 n = 0; n < EIGHTS; n++) mma(sums.value[0][n], both, stage.w[n][p], i);
 #pragma unroll
@@ -144,7 +145,7 @@ template <u32 TILES, bool F16> struct Halves {
                 for (u32 t = 0; t < TERMS; t++) {
                     u32 a[4] = {term[0][t][0], term[GROUPS - 1][t][0], term[0][t][1], term[GROUPS - 1][t][1]};
 #pragma unroll
-                    for (u32 n = 0; n < EIGHTS; n++) mma(sums.value[t % GROUPS][n], a, stage.w[n][p], i);
+                    for (u32 n = 0; n < EIGHTS; n++) mma(sums.value[t == 0 ? 0 : GROUPS - 1][n], a, stage.w[n][p], i);
                 }
             }
         }
@@ -286,7 +287,7 @@ template <u32 TILES, u32 BITS, u32 KIND> struct Codes {
 #pragma unroll
         for (u32 t = 0; t < TILES; t++) {
 #pragma unroll
-            for (u32 i = 0; i < WORDS; i++) stage.w[t][i] = __ldg(from[t] + (group * WORDS + i) * WARP);
+            for (u32 i = 0; i < WORDS; i++) stage.w[t][i] = load_once(from[t] + (group * WORDS + i) * WARP);
 #pragma unroll
             for (u32 i = 0; i < 2; i++)
                 stage.record[t][i] = load_record(records[t] + (group * TILE_ROWS + 8 * i) * STRIDE, KIND);

@@ -113,10 +113,11 @@ impl CudaError {
 }
 
 /// Whether a context can be used after an error of this number (CUDA driver API, `CUresult`): wrong arguments, memory,
-/// resources of a launch, peers, files and symbols, events that are not ready, and what a capture does not allow. After
-/// all others, those of a kernel that broke off among them, nothing in the context works any more.
+/// resources of a launch, peers, files and symbols, host memory that is registered twice or not at all, events that are not
+/// ready, and what a capture does not allow. After all others, those of a kernel that broke off among them, nothing in the
+/// context works any more.
 fn leaves_context_usable(code: u32) -> bool {
-    matches!(code, 1 | 2 | 34 | 100..=102 | 200 | 209 | 218 | 221..=225 | 300..=304 | 400 | 401 | 500 | 600 | 701 | 704..=706 | 801 | 900..=911)
+    matches!(code, 1 | 2 | 34 | 100..=102 | 200 | 209 | 218 | 221..=225 | 300..=304 | 400 | 401 | 500 | 600 | 701 | 704..=706 | 712 | 713 | 801 | 900..=910)
 }
 
 #[cfg(test)]
@@ -134,6 +135,7 @@ mod tests {
             CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
             CUresult::CUDA_ERROR_UNKNOWN,
             CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+            CUresult::CUDA_ERROR_EXTERNAL_DEVICE,
         ] {
             assert!(of(code).is_lost(), "{code:?}");
         }
@@ -142,6 +144,7 @@ mod tests {
             CUresult::CUDA_ERROR_INVALID_VALUE,
             CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
             CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
         ] {
             assert!(!of(code).is_lost(), "{code:?}");
         }

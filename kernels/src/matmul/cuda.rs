@@ -46,6 +46,9 @@ const TILE_ROWS: usize = 16;
 const COLS_PER_BLOCK: usize = 1024;
 /// What activations are multiplied with before they become f16, so that large ones fit.
 const F16_SCALE: f32 = 1.0 / 16.0;
+/// Rows of quantised weights that are widened at a time are a multiple of this: their results begin at multiples of the 256
+/// bytes that cuBLASLt counts on.
+const SLAB_ROWS: usize = 64;
 /// Bytes of quantised weights widened at a time.
 const SLAB_BYTES: usize = 64 << 20;
 /// Bytes that cuBLASLt may use besides.
@@ -142,7 +145,7 @@ impl ScratchSize {
         }
         let widen = self.quantized && self.rows > ROWS_WIDEN;
         let pitch = Layout::Bf16.pitch(self.cols);
-        [self.rows * pitch, if widen { (SLAB_BYTES / 2).max(TILE_ROWS * pitch) } else { 0 }, WORKSPACE_BYTES]
+        [self.rows * pitch, if widen { (SLAB_BYTES / 2).max(SLAB_ROWS * pitch) } else { 0 }, WORKSPACE_BYTES]
     }
 
     /// Bytes on the device.
@@ -274,7 +277,7 @@ impl MatmulKernels {
     fn blas_for(&self, matrix: &DeviceMatrix, rows: usize, scratch: &MatmulScratch) -> Option<&Blas> {
         let (layout, pitch) = (matrix.layout(), Layout::Bf16.pitch(matrix.cols()));
         let few = if layout.is_quantized() { ROWS_WIDEN } else { ROWS_FEW };
-        let slab = if layout.is_quantized() { TILE_ROWS * pitch } else { 0 };
+        let slab = if layout.is_quantized() { SLAB_ROWS * pitch } else { 0 };
         let fits = scratch.halves.len() >= rows * pitch && scratch.slab.len() >= slab;
         let wanted = !self.fixed_order && rows > few && layout != Layout::F32 && fits;
         self.blas.as_deref().filter(|_| wanted)
@@ -337,7 +340,7 @@ impl MatmulKernels {
         let Product { matrix, bias, y } = product;
         let (outputs, pitch, layout) = (matrix.rows(), Layout::Bf16.pitch(matrix.cols()), matrix.layout());
         let f16 = layout == Layout::F16;
-        let step = if layout.is_quantized() { scratch.slab.len() / pitch / TILE_ROWS * TILE_ROWS } else { outputs };
+        let step = if layout.is_quantized() { scratch.slab.len() / pitch / SLAB_ROWS * SLAB_ROWS } else { outputs };
         for first in (0..outputs).step_by(step) {
             let count = step.min(outputs - first);
             let weights = if layout.is_quantized() {

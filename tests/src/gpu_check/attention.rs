@@ -23,8 +23,9 @@ const SERIAL_ROWS: usize = 2049;
 pub fn check(gpu: &Gpu, seed: u64) -> Result<Vec<Finding>, String> {
     let mut random = Random::new(seed);
     // Queries and weights are split into two parts of 8 or 11 bits; results are means of numbers up to 4.
+    // Tensor cores cut off what does not fit where the processor rounds, in scores as well as in sums.
     let mut bf16 = Finding::new("attention: bf16", 2e-4);
-    let mut f16 = Finding::new("attention: f16", 2e-5);
+    let mut f16 = Finding::new("attention: f16", 6e-5);
     // Every kind of remainder of 64, and a head that needs padding.
     let heads = [(64, 7), (128, 8), (80, 1), (100, 2), (256, 4), (16, 3), (96, 2), (128, 2)];
     for (index, heads) in heads.into_iter().enumerate() {

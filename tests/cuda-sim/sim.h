@@ -125,6 +125,7 @@ struct Capture {
 };
 
 struct Stream {
+    ~Stream(); // ends what it captures
     Context* context;
     bool blocking;
     std::deque<Op> queue;

@@ -86,6 +86,12 @@ CUresult drain_all(Context& context) {
     return context.lost;
 }
 
+Stream::~Stream() {
+    std::lock_guard<std::mutex> lock(captures_mutex);
+    auto mine = [this](auto& capture) { return capture->origin == this; };
+    captures.erase(std::remove_if(captures.begin(), captures.end(), mine), captures.end());
+}
+
 CUresult forbid_in_capture() {
     std::lock_guard<std::mutex> lock(captures_mutex);
     bool forbidden = false;

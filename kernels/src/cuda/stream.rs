@@ -78,7 +78,13 @@ impl Stream {
         self.call("cuStreamBeginCapture", |raw| unsafe { result::stream::begin_capture(raw, mode) })?;
         let given = give();
         // SAFETY: as above.
-        let graph = self.call("cuStreamEndCapture", |raw| unsafe { result::stream::end_capture(raw) });
+        let end = || self.call("cuStreamEndCapture", |raw| unsafe { result::stream::end_capture(raw) });
+        let graph = end().inspect_err(|_| {
+            // The thread could do nothing else while its stream records.
+            if let Ok(graph) = end() {
+                Graph::discard(&self.gpu, graph);
+            }
+        });
         match (given, graph) {
             (Ok(()), Ok(graph)) => Graph::new(&self.gpu, graph),
             (Ok(()), Err(error)) => Err(error),

@@ -72,6 +72,16 @@ valgrind:
 neon:
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=qemu-aarch64 cargo test -p tokenrouter-kernels --lib --target aarch64-unknown-linux-musl
 
+# The program of `just gpu-check`, stripped, and kernels compiled ahead for ARCH where NVRTC 12 is found
+gpu-check-build ARCH="sm_90":
+    cargo build --release --locked -p tokenrouter-tests --bin gpu-check
+    strip target/release/gpu-check
+    target/release/gpu-check --compile-ahead {{ARCH}} target/gpu-check/cubins || echo "no kernels compiled ahead: the machine with the GPU needs NVRTC"
+
+# Checks and measures the CUDA executor on an NVIDIA GPU, in eight minutes (docs/gpu-check.md); builds nothing
+gpu-check *OPTIONS:
+    tests/gpu-check.sh {{OPTIONS}}
+
 # Serve the embedded pair, or a launch file: just run config/presets/qwen3-0.6b-8b.toml
 run CONFIG="":
     cargo run --release -- serve {{ if CONFIG == "" { "" } else { "--config " + CONFIG } }}

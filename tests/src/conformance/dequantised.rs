@@ -1,5 +1,5 @@
 //! A quantised model turned into an F32 one, so that nothing rounds but float32 arithmetic and whole models can be
-//! compared to the fifth decimal. Owner: the numerics tests.
+//! compared to the fifth decimal; or into a BF16 one. Owner: the numerics tests.
 
 use safetensors::tensor::{Dtype, View, serialize_to_file};
 use serde_json::json;
@@ -13,12 +13,24 @@ use tokenrouter_kernels::quant::dequantize_row;
 /// # Panics
 /// When a tensor cannot be read or the folder not be written: a failed test.
 pub fn dequantised(files: ModelFiles, folder: &Path) -> ModelFiles {
+    written(files, (folder, Dtype::F32))
+}
+
+/// The same model with every tensor rounded to BF16 into a file under `folder`, which must outlive the answer's use.
+///
+/// # Panics
+/// As [`dequantised`].
+pub fn rounded(files: ModelFiles, folder: &Path) -> ModelFiles {
+    written(files, (folder, Dtype::BF16))
+}
+
+fn written(files: ModelFiles, (folder, dtype): (&Path, Dtype)) -> ModelFiles {
     let path = folder.join("model.safetensors");
     let names = files.config.tensors().into_iter().map(|(name, _)| name);
     let tensors = names.map(|name| {
         let tensor = files.weights.tensor(&name).unwrap_or_else(|error| panic!("{error}"));
         let shape = if tensor.rows() == 1 { vec![tensor.cols()] } else { tensor.shape.to_vec() };
-        (hf_name(&name), Widened { shape, tensor })
+        (hf_name(&name), Widened { shape, tensor, dtype })
     });
     serialize_to_file(tensors, None, &path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     for (name, text) in [("config.json", config(&files.config).to_string()), ("tokenizer.json", "{}".to_owned())] {
@@ -29,15 +41,22 @@ pub fn dequantised(files: ModelFiles, folder: &Path) -> ModelFiles {
     ModelFiles { weights: wide.weights, ..files }
 }
 
-/// A tensor that becomes F32 when it is written, so that one at a time is in memory.
+/// A tensor that becomes F32 or BF16 when it is written, so that one at a time is in memory.
 struct Widened {
     shape: Vec<usize>,
     tensor: Tensor,
+    dtype: Dtype,
+}
+
+/// The upper half of a float, rounded to nearest, ties to even; for finite values.
+fn bf16(value: f32) -> [u8; 2] {
+    let bits = value.to_bits();
+    (((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16).to_le_bytes()
 }
 
 impl View for Widened {
     fn dtype(&self) -> Dtype {
-        Dtype::F32
+        self.dtype
     }
 
     fn shape(&self) -> &[usize] {
@@ -50,13 +69,17 @@ impl View for Widened {
         let mut row = vec![0f32; self.tensor.cols()];
         for stored in bytes.as_slice().chunks_exact(bytes.as_slice().len() / self.tensor.rows()) {
             dequantize_row(*format, stored, &mut row).unwrap_or_else(|error| panic!("{}: {error}", self.tensor.name));
-            out.extend(row.iter().flat_map(|value| value.to_le_bytes()));
+            match self.dtype {
+                Dtype::BF16 => out.extend(row.iter().flat_map(|&value| bf16(value))),
+                _ => out.extend(row.iter().flat_map(|value| value.to_le_bytes())),
+            }
         }
         Cow::Owned(out)
     }
 
     fn data_len(&self) -> usize {
-        4 * self.tensor.rows() * self.tensor.cols()
+        let width = if self.dtype == Dtype::BF16 { 2 } else { 4 };
+        width * self.tensor.rows() * self.tensor.cols()
     }
 }
 

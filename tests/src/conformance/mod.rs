@@ -8,7 +8,7 @@ mod serving;
 mod tokens;
 mod walker;
 
-pub use dequantised::dequantised;
+pub use dequantised::{dequantised, rounded};
 pub use logits::{Answer, Distance, LogitsFixture, Prompt, Tolerance, check_logits};
 pub use serving::{Answered, Setup, ask, ask_all, assert_idle, serve};
 pub use tokens::{Reference, check_tokens};

@@ -4,10 +4,19 @@
 
 pub mod activation;
 pub mod attention;
+mod facts;
 pub mod head;
 pub mod matmul;
+mod measure;
 pub mod norm;
+mod pair;
+pub mod program;
+mod report;
 pub mod rope;
+mod sanitize;
+pub mod whole;
+
+pub use report::SOFTWARE;
 
 /// How far a result is from its reference.
 #[derive(Clone, Debug)]

@@ -1,0 +1,97 @@
+//! `gpu-check`, the program for real hardware, on the software device: every part of it runs here. Owner: everyone.
+//! Invariant: what it measures here means nothing, and it says so.
+#![cfg(target_os = "linux")]
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tokenrouter_tests::clients::scratch;
+use tokenrouter_tests::cuda_sim::CudaSim;
+use tokenrouter_tests::gpu_check::SOFTWARE;
+
+fn program(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-check"));
+    command.args(arguments).env_remove("OUT").envs(CudaSim::environment().unwrap());
+    command.envs(variables.iter().copied()).output().unwrap()
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = scratch("gpu-check").join(format!("{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Rows of a part: name, verdict, value.
+fn rows(report: &Value, part: &str) -> Vec<(String, String, Option<f64>)> {
+    let rows = report["rows"].as_array().unwrap().iter().filter(|row| row["part"] == part);
+    let word = |row: &Value, key: &str| row[key].as_str().unwrap().to_owned();
+    rows.map(|row| (word(row, "name"), word(row, "verdict"), row["value"].as_f64())).collect()
+}
+
+#[test]
+fn small_checks_hold() {
+    let said = program(&["--small"], &[]);
+    let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+    assert!(said.status.success(), "{out}\n{err}");
+    assert!(out.starts_with(SOFTWARE), "{out}");
+    for part in ["attention, seed", "matmul, seed", "Qwen3 BF16"] {
+        let row = out.lines().find(|line| line.trim_start().starts_with(part));
+        assert!(row.is_some_and(|row| row.ends_with(" ok")), "{part}: {out}");
+    }
+    assert!(out.contains(" 0 failed, 0 skipped"), "{out}");
+}
+
+#[test]
+fn everything_that_measures_runs() {
+    let out = folder("rehearsal");
+    let said = program(&["--rehearse", "--out", text(&out)], &[]);
+    let table = String::from_utf8_lossy(&said.stdout);
+    assert!(said.status.success(), "{table}\n{}", String::from_utf8_lossy(&said.stderr));
+    assert!(table.starts_with(SOFTWARE), "{table}");
+    let report: Value = serde_json::from_slice(&std::fs::read(out.join("gpu-check.json")).unwrap()).unwrap();
+    assert_eq!(report["software_device"], true);
+    let steps = rows(&report, "steps, random weights");
+    for name in ["tiny BF16, decode of 1", "tiny BF16, decode of 2, graphs off", "less tiny BF16, decode of 2 / of 1"] {
+        let row = steps.iter().find(|row| row.0 == name).unwrap_or_else(|| panic!("no {name}: {steps:?}"));
+        assert_eq!(row.1, "told", "nothing is judged here: {row:?}");
+        assert!(row.2.is_some_and(|value| value > 0.0), "{row:?}");
+    }
+    assert!(steps.iter().any(|row| row.0 == "tiny BF16, step of 2 outside kernels" && row.2.is_some()), "{steps:?}");
+    let pair = rows(&report, "two models on one device, bernoulli routing, p = 0.35");
+    for name in ["N = 1, planned thresholds", "N = 2, predicted", "N = 2, graphs off", "N = 2, std_serving"] {
+        let row = pair.iter().find(|row| row.0 == name).unwrap_or_else(|| panic!("no {name}: {pair:?}"));
+        assert!(row.2.is_some_and(|value| value > 0.0), "{row:?}");
+    }
+    let quantised = rows(&report, "steps, quantised weights");
+    assert!(quantised.iter().any(|row| row.0.starts_with("tiny Q8_0, decode of 1")), "{quantised:?}");
+    std::fs::remove_dir_all(&out).unwrap();
+}
+
+#[test]
+fn a_device_that_fails_fails_the_check() {
+    let said = program(&["--small", "--limit", "30"], &[("CUDASIM_FAIL", "kernel:20:700")]);
+    let out = String::from_utf8_lossy(&said.stdout);
+    assert_eq!(said.status.code(), Some(1), "{out}");
+    assert!(out.contains("FAILED"), "{out}");
+}
+
+#[test]
+fn without_a_device_there_is_one_line() {
+    let said = program(&["--small"], &[("CUDASIM_DEVICES", "0")]);
+    let err = String::from_utf8_lossy(&said.stderr);
+    assert_eq!((said.status.code(), said.stdout.len(), err.lines().count()), (Some(2), 0, 1), "{err}");
+}
+
+#[test]
+fn kernels_are_compiled_ahead() {
+    let cubins = folder("cubins");
+    let said = program(&["--compile-ahead", "sm_90", text(&cubins)], &[("CUDASIM_DEVICES", "0")]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let count = std::fs::read_dir(&cubins).unwrap().count();
+    assert_eq!(count, tokenrouter_kernels::cuda::sources().count());
+    std::fs::remove_dir_all(&cubins).unwrap();
+}

@@ -41,6 +41,10 @@ docs:
 registers:
     UPDATE_REGISTERS=1 cargo test -p tokenrouter-tests --test nvrtc
 
+# The CUDA kernels one by one on a GPU, checked and timed (needs CUDA; kernels/lab/src/main.rs says how it is found)
+lab *ARGS:
+    cd kernels/lab && cargo run --release -- {{ARGS}}
+
 # The guide as a website in target/book (needs mdbook)
 book:
     mdbook build docs

@@ -11,18 +11,24 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace").to_owned()
 }
 
-/// All packages of the graph on Linux.
+/// All packages of the workspace's graph on Linux.
 fn packages() -> Vec<Value> {
+    let packages = packages_of("Cargo.toml");
+    assert!(packages.len() > 100, "only {} packages", packages.len());
+    packages
+}
+
+/// All packages of a manifest's graph on Linux.
+fn packages_of(manifest: &str) -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--locked", "--filter-platform", TARGET])
+        .args(["--manifest-path", manifest])
         .current_dir(root())
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON");
-    let packages = metadata["packages"].as_array().expect("packages").clone();
-    assert!(packages.len() > 100, "only {} packages", packages.len());
-    packages
+    metadata["packages"].as_array().expect("packages").clone()
 }
 
 fn deny() -> toml::Table {
@@ -111,6 +117,7 @@ fn licences_are_allowed() {
     let allowed = strings(&deny(), "licenses", "allow");
     let wrong: Vec<String> = packages()
         .iter()
+        .chain(&packages_of("kernels/lab/Cargo.toml"))
         .filter(|package| !satisfied(text(package, "license"), &allowed))
         .map(|package| {
             format!("{} {}: `{}`", text(package, "name"), text(package, "version"), text(package, "license"))
@@ -154,11 +161,28 @@ fn bans_hold() {
     assert!(wrong.is_empty(), "banned packages:\n  {}", wrong.join("\n  "));
 }
 
+/// A program that links `cust` does not start where there is no driver: the workbench may, the server and its tests not.
+#[test]
+fn only_the_workbench_links_a_driver() {
+    let links = |packages: Vec<Value>| packages.iter().any(|package| text(package, "name") == "cust_raw");
+    assert!(!links(packages()), "the workspace depends on cust");
+    assert!(links(packages_of("kernels/lab/Cargo.toml")), "the workbench is no longer one over cust");
+    let bans = deny()["bans"]["deny"].as_array().expect("[bans] deny is an array").clone();
+    for name in ["cust", "cust_raw"] {
+        assert!(bans.iter().any(|ban| ban["crate"].as_str() == Some(name)), "{name} is not banned from the workspace");
+    }
+    let manifest: toml::Table =
+        std::fs::read_to_string(root().join("Cargo.toml")).expect("it is there").parse().expect("TOML");
+    let excluded = strings(&manifest, "workspace", "exclude");
+    assert!(excluded.iter().any(|folder| folder == "kernels/lab"), "{excluded:?}");
+}
+
 #[test]
 fn sources_are_known() {
     let registries = strings(&deny(), "sources", "allow-registry");
     let wrong: Vec<String> = packages()
         .iter()
+        .chain(&packages_of("kernels/lab/Cargo.toml"))
         .filter_map(|package| Some((text(package, "name").to_owned(), package["source"].as_str()?.to_owned())))
         .filter(|(_, source)| !registries.iter().any(|registry| source == &format!("registry+{registry}")))
         .map(|(name, source)| format!("{name} from {source}"))

@@ -3,13 +3,14 @@
 
 use super::memory::{attention_scratch, kernel_shape};
 use super::plan::Cost;
-use super::{Cuda, CudaOptions, CudaSizes};
+use super::{Cuda, CudaOptions, CudaSizes, GraphGrid};
 use crate::heads::HeadFiles;
 use crate::load::{Assembled, Assembly, LoadError};
 use crate::models::blocks::Scratch;
 use crate::ops::{KvShape, OpsError};
 use crate::runner::Runner;
 use crate::weights::{ModelConfig, ModelFiles, Weights};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
@@ -40,6 +41,7 @@ pub struct CudaModel {
     life: Mutex<Option<Life>>,
     /// The first executor, built before anybody asks for it.
     first: Mutex<Option<Runner<Cuda>>>,
+    plays_graphs: AtomicBool,
 }
 
 /// Weights in one life of the device.
@@ -132,8 +134,14 @@ impl CudaModel {
         assembly: Assembly,
         report: &mut dyn FnMut(u64),
     ) -> Result<Self, LoadError> {
-        let model =
-            CudaModel { place, files: files.clone(), assembly, life: Mutex::default(), first: Mutex::default() };
+        let model = CudaModel {
+            place,
+            files: files.clone(),
+            assembly,
+            life: Mutex::default(),
+            first: Mutex::default(),
+            plays_graphs: AtomicBool::new(true),
+        };
         model.weights(report)?;
         Ok(model)
     }
@@ -173,11 +181,17 @@ impl CudaModel {
     pub fn executor(&self) -> Result<Runner<Cuda>, LoadError> {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut runner) = first
+            && self.plays_graphs.load(Ordering::Relaxed)
             && !runner.device().stream().gpu().is_lost()
         {
             return Ok(runner);
         }
         self.build(&mut |_, _| ())
+    }
+
+    /// Whether executors that are built from now on play recorded steps.
+    pub(crate) fn play_graphs(&self, play: bool) {
+        self.plays_graphs.store(play, Ordering::Relaxed);
     }
 
     fn build(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<Runner<Cuda>, LoadError> {
@@ -187,7 +201,11 @@ impl CudaModel {
             step: step_limits(&self.assembly.limits),
             products: product_size(&self.assembly.limits, &self.files.config, &self.files.weights),
         };
-        let ops = Cuda::new(&gpu, &self.place.options, sizes).map_err(OpsError::from)?;
+        let mut options = self.place.options.clone();
+        if !self.plays_graphs.load(Ordering::Relaxed) {
+            options.graphs = GraphGrid::default();
+        }
+        let ops = Cuda::new(&gpu, &options, sizes).map_err(OpsError::from)?;
         let mut runner = self.assembly.runner(ops, &assembled, &self.files.config)?;
         runner.warm(progress).map_err(|error| {
             OpsError::from(CudaError::Unsupported { what: format!("steps could not be recorded: {error}") })

@@ -59,6 +59,14 @@ impl LoadedModel {
         }
     }
 
+    /// Whether executors that are made from now on play recorded steps, where the model does so at all: on a CUDA device whose
+    /// options list shapes.
+    pub fn play_graphs(&self, play: bool) {
+        if let Place::Cuda(model) = &self.place {
+            model.play_graphs(play);
+        }
+    }
+
     /// A new executor: shares the weights, has threads or a stream, scratch and empty KV memory of its own. On a CUDA device
     /// that was lost, the weights are put there again.
     ///

@@ -82,6 +82,10 @@ pub fn run(context: &Context, args: &Args) -> Result<(), CliError> {
         return Err(CliError::Usage(message));
     }
     let mut stage = stage(context, args, sizes)?;
+    if args.rows.contains(&Row::NoGraphs) && !stage.has_graphs() {
+        let message = "--rows no-graphs: no model plays graphs; give one device = \"cuda:0\", or leave the row out";
+        return Err(CliError::Usage(message.to_owned()));
+    }
     let corpus = match &args.prompts {
         Some(path) => stage.questions(path)?,
         None => stage.corpus(context)?,

@@ -25,6 +25,8 @@ pub enum Row {
     SmallOnly,
     /// Full, and idle models prefill the prompts of requests that may come; not among the default rows
     PrefillAhead,
+    /// Full, with every kernel launched by itself: models on a GPU only; not among the default rows
+    NoGraphs,
 }
 
 impl Row {
@@ -43,6 +45,7 @@ impl Row {
             Row::LargeOnly => "large only",
             Row::SmallOnly => "small only",
             Row::PrefillAhead => "+ prefill ahead",
+            Row::NoGraphs => "- graphs",
         }
     }
 
@@ -67,7 +70,12 @@ impl Row {
 
     /// Whether models wait for more requests before they start.
     pub fn holds_back(self) -> bool {
-        matches!(self, Row::Full | Row::PrefillAhead)
+        matches!(self, Row::Full | Row::PrefillAhead | Row::NoGraphs)
+    }
+
+    /// Whether models on a GPU play recorded steps.
+    pub fn plays_graphs(self) -> bool {
+        self != Row::NoGraphs
     }
 
     /// Whether idle models prefill what may come.
@@ -120,13 +128,14 @@ mod tests {
             std::path::Path::new("launch.toml"),
         )
         .expect("a valid file");
-        for row in Row::ALL.into_iter().chain([Row::PrefillAhead]) {
+        for row in Row::ALL.into_iter().chain([Row::PrefillAhead, Row::NoGraphs]) {
             for (configured, full) in
                 [(Policy::Eager, Policy::Adaptive), (Policy::Optimal, Policy::Optimal), (Policy::Fixed, Policy::Fixed)]
             {
                 let asked = Batching { policy: configured, prefill_ahead: true, ..file.batching.clone() };
                 let batching = row.batching(&asked);
-                let holds = matches!(row, Row::Full | Row::PrefillAhead);
+                let holds = matches!(row, Row::Full | Row::PrefillAhead | Row::NoGraphs);
+                assert_eq!(row.plays_graphs(), row != Row::NoGraphs);
                 assert_eq!(batching.policy, if holds { full } else { Policy::Eager }, "{row:?}");
                 assert_eq!(batching.execution, row.execution());
                 assert_eq!(batching.prefill_ahead, row == Row::PrefillAhead, "{row:?}");

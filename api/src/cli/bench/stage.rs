@@ -47,9 +47,20 @@ impl Stage {
         match self {
             Stage::Weights(loaded, configured) => {
                 loaded.file.batching = row.batching(configured);
+                loaded.members.iter().for_each(|member| member.model.play_graphs(row.plays_graphs()));
                 Ok(loaded.start()?)
             }
             Stage::Simulated(pair) => pair.start(row),
+        }
+    }
+
+    /// Whether a model plays recorded steps, so that it makes a difference when none does.
+    pub fn has_graphs(&self) -> bool {
+        match self {
+            Stage::Weights(loaded, _) => {
+                loaded.file.models.iter().any(|model| model.cuda.as_ref().is_some_and(|cuda| cuda.graphs))
+            }
+            Stage::Simulated(_) => false,
         }
     }
 

@@ -39,7 +39,7 @@ template <u32 GROUPS, bool ALIGNED> struct Input {
 };
 
 // a and b as sums of TERMS bf16 values, the largest first; each pair in one register. All but the last are cut off, so
-// that what is left is exact and infinities and NaN stay what they are.
+// that what is left is exact; infinities and NaN do not become numbers.
 template <u32 TERMS> __device__ __forceinline__ void split_bf16(float a, float b, u32* terms, u32 stride) {
 #pragma unroll
     for (u32 t = 0; t + 1 < TERMS; t++) {

@@ -76,11 +76,11 @@ valgrind:
 neon:
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=qemu-aarch64 cargo test -p tokenrouter-kernels --lib --target aarch64-unknown-linux-musl
 
-# The program of `just gpu-check`, stripped, and kernels compiled ahead for ARCH where NVRTC 12 is found
+# The program of `just gpu-check`, stripped, and kernels compiled ahead for an architecture (NVRTC 12, or its Python package)
 gpu-check-build ARCH="sm_90":
     cargo build --release --locked -p tokenrouter-tests --bin gpu-check
     strip target/release/gpu-check
-    target/release/gpu-check --compile-ahead {{ARCH}} target/gpu-check/cubins || echo "no kernels compiled ahead: the machine with the GPU needs NVRTC"
+    tests/gpu-check.sh --compile-ahead {{ARCH}} target/gpu-check/cubins
 
 # Checks and measures the CUDA executor on an NVIDIA GPU, in eight minutes (docs/gpu-check.md); builds nothing
 gpu-check *OPTIONS:

@@ -5,8 +5,7 @@
 #
 # Nothing is built here. It needs target/release/gpu-check (`just gpu-check-build`, on any machine with the same kind of
 # Linux), the driver, and either NVRTC or kernels compiled ahead in target/gpu-check/cubins (`just gpu-check-build` makes
-# those of sm_90 where it finds NVRTC). Both may come from another machine. GPU_CHECK names another program, CUBINS another
-# folder.
+# those too). Both may come from another machine. GPU_CHECK names another program, CUBINS another folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,46 +21,58 @@ fi
 [ -x "$program" ] || chmod +x "$program"
 
 # Whether the loader finds a library without help.
-system() { ldconfig -p 2>/dev/null | grep -q "$1"; }
+loads() {
+    local folder
+    local -a own=()
+    IFS=: read -r -a own <<<"${LD_LIBRARY_PATH:-}"
+    for folder in "${own[@]}"; do
+        if [ -e "$folder/$1" ]; then return 0; fi
+    done
+    { ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null | grep -qF "$1"
+}
 
-# Folders of NVIDIA's libraries of CUDA 12: of a toolkit that is installed, or of wheels.
+# Folders where CUDA's libraries may be: of a toolkit that is installed, and of NVIDIA's Python packages.
 folders() {
-    ls -d /usr/local/cuda/lib64 /usr/local/cuda-12*/lib64 /opt/cuda/lib64 2>/dev/null || true
-    ls -d "$venv"/lib/python3*/site-packages/nvidia/{cuda_nvrtc,cublas}/lib 2>/dev/null || true
+    local pattern
+    for pattern in "$venv"/lib/python3*/site-packages/nvidia/{cuda_nvrtc,cublas}/lib /usr/local/cuda*/lib64 /opt/cuda/lib64; do
+        if [ -d "$pattern" ]; then (cd "$pattern" && pwd); fi
+    done
     python3 - 2>/dev/null <<'PYTHON' || true
 import glob, site
 for root in site.getsitepackages() + [site.getusersitepackages()]:
-    for part in ("cuda_nvrtc", "cublas"):
-        print(*glob.glob(f"{root}/nvidia/{part}/lib"), sep="\n")
+    for folder in glob.glob(f"{root}/nvidia/*/lib"):
+        print(folder)
 PYTHON
 }
 
-# Whether a library of this name is anywhere.
-anywhere() {
-    system "$1" && return 0
+# Makes a library load if it is anywhere.
+provide() {
     local folder
+    if loads "$1"; then return 0; fi
     while read -r folder; do
-        if [ -n "$folder" ] && ls "$folder/$1"* >/dev/null 2>&1; then return 0; fi
+        if [ -e "$folder/$1" ]; then
+            export LD_LIBRARY_PATH="$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+            return 0
+        fi
     done < <(folders)
     return 1
 }
 
-have_cubins() { ls "$cubins"/*.cubin >/dev/null 2>&1; }
-
-# Without NVRTC and without kernels, one wheel is worth its minute.
-if ! anywhere libnvrtc.so.12 && ! have_cubins; then
-    echo "NVRTC is not here and no kernels were compiled ahead: trying the Python package index" >&2
-    if ! { python3 -m venv "$venv" && timeout 120 "$venv/bin/pip" install -q nvidia-cuda-nvrtc-cu12==12.9.86; } >&2; then
-        echo "error: no NVRTC, and none to be had; make $cubins with \`$program --compile-ahead sm_90 $cubins\` elsewhere" >&2
-        exit 2
+provide libcublasLt.so.12 || true
+if ! provide libnvrtc.so.12; then
+    case " $* " in
+        *" --compile-ahead "*) needed=true ;;
+        *) if ls "$cubins"/*.cubin >/dev/null 2>&1; then needed=false; else needed=true; fi ;;
+    esac
+    # Without kernels that were compiled ahead, one package is worth its minute.
+    if $needed; then
+        echo "NVRTC is not here: trying the Python package index" >&2
+        if ! { python3 -m venv "$venv" && timeout 120 "$venv/bin/pip" install -q nvidia-cuda-nvrtc-cu12==12.9.86; } >&2; then
+            echo "error: no NVRTC; compile the kernels elsewhere: tests/gpu-check.sh --compile-ahead sm_90 $cubins" >&2
+            exit 2
+        fi
+        provide libnvrtc.so.12
     fi
 fi
-
-# What the system has comes first: the loader looks here before it looks there only for what is missing.
-added=
-while read -r folder; do
-    if [ -n "$folder" ]; then added="$added${added:+:}$folder"; fi
-done < <(folders)
-if [ -n "$added" ]; then export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$added"; fi
 
 exec "$program" --cubins "$cubins" "$@"

@@ -73,7 +73,7 @@ fn everything_that_measures_runs() {
 
 #[test]
 fn a_device_that_fails_fails_the_check() {
-    let said = program(&["--small", "--limit", "30"], &[("CUDASIM_FAIL", "kernel:20:700")]);
+    let said = program(&["--small"], &[("CUDASIM_FAIL", "kernel:20:700")]);
     let out = String::from_utf8_lossy(&said.stdout);
     assert_eq!(said.status.code(), Some(1), "{out}");
     assert!(out.contains("FAILED"), "{out}");
@@ -86,12 +86,37 @@ fn without_a_device_there_is_one_line() {
     assert_eq!((said.status.code(), said.stdout.len(), err.lines().count()), (Some(2), 0, 1), "{err}");
 }
 
+/// On another machine: the script, the program and kernels compiled ahead, a driver, and nothing else.
 #[test]
-fn kernels_are_compiled_ahead() {
-    let cubins = folder("cubins");
+fn a_carried_program_needs_neither_compiler_nor_repository() {
+    let place = folder("carried");
+    let (release, cubins, driver) =
+        (place.join("target/release"), place.join("target/gpu-check/cubins"), place.join("driver"));
+    for folder in [&release, &cubins, &driver, &place.join("tests")] {
+        std::fs::create_dir_all(folder).unwrap();
+    }
     let said = program(&["--compile-ahead", "sm_90", text(&cubins)], &[("CUDASIM_DEVICES", "0")]);
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     let count = std::fs::read_dir(&cubins).unwrap().count();
     assert_eq!(count, tokenrouter_kernels::cuda::sources().count());
-    std::fs::remove_dir_all(&cubins).unwrap();
+
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu-check.sh");
+    std::fs::copy(script, place.join("tests/gpu-check.sh")).unwrap();
+    std::fs::copy(env!("CARGO_BIN_EXE_gpu-check"), release.join("gpu-check")).unwrap();
+    let (_, libraries) =
+        CudaSim::environment().unwrap().into_iter().find(|(name, _)| name == "LD_LIBRARY_PATH").unwrap();
+    let libraries = PathBuf::from(libraries.split(':').next().unwrap());
+    for library in ["libcuda.so.1", "libcuda.so"] {
+        std::os::unix::fs::symlink(libraries.join(library), driver.join(library)).unwrap();
+    }
+    let mut command = Command::new("bash");
+    command.arg(place.join("tests/gpu-check.sh")).args(["--rehearse", "--limit", "5"]).current_dir("/");
+    let said = command.env_remove("OUT").env("LD_LIBRARY_PATH", &driver).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+    assert!(said.status.success(), "{out}\n{err}");
+    for words in ["kernels that were compiled ahead are needed", "the project's own products are used", "skipped"] {
+        assert!(out.contains(words), "{words}: {out}\n{err}");
+    }
+    assert_eq!(std::fs::read_dir(&cubins).unwrap().count(), count);
+    std::fs::remove_dir_all(&place).unwrap();
 }

@@ -384,7 +384,7 @@ impl Ops for Cpu {
         activation::add(sum.values_mut(), delta.values());
     }
 
-    fn row<'a>(&'a mut self, rows: &'a CpuRows, index: usize) -> &'a [f32] {
-        rows.row(index)
+    fn row<'a>(&'a mut self, rows: &'a CpuRows, index: usize) -> Result<&'a [f32], ExecutorError> {
+        Ok(rows.row(index))
     }
 }

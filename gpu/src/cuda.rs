@@ -44,8 +44,9 @@ pub struct Cuda {
     // First, so that they go before the memory they use.
     graphs: Graphs,
     key: Option<Key>,
-    kernels: Kernels,
+    // Before the kernels: freeing it waits for the device, so that no kernel runs on when it is unloaded.
     products: MatmulScratch,
+    kernels: Kernels,
     step: StepMemory,
     input: StepInput,
     staged: Staged,
@@ -258,14 +259,7 @@ impl Ops for Cuda {
                 answers::decode(&self.staged, out);
                 Ok(())
             }
-            Some(error) if error.is_lost() => Err(ExecutorError::Lost(error.to_string())),
-            Some(error) => {
-                // What was given before it may still be on its way; the next step must not overtake it.
-                match self.stream.synchronize() {
-                    Err(lost) if lost.is_lost() => Err(ExecutorError::Lost(lost.to_string())),
-                    Ok(()) | Err(_) => Err(ExecutorError::Step(error.to_string())),
-                }
-            }
+            Some(error) => Err(answers::failed(&self.stream, error)),
         }
     }
 
@@ -402,16 +396,9 @@ impl Ops for Cuda {
         give!(self, self.kernels.activation.add(&self.stream, sum.view(), delta.view()));
     }
 
-    fn row<'a>(&'a mut self, rows: &'a CudaRows, index: usize) -> &'a [f32] {
-        let width = rows.width;
-        self.host = match rows.data.read(&self.stream, index * width, width) {
-            Ok(values) => values,
-            Err(error) => {
-                // Said at the end of the next step, which has nothing to work with either.
-                self.error.get_or_insert(error);
-                vec![f32::NAN; width]
-            }
-        };
-        &self.host
+    fn row<'a>(&'a mut self, rows: &'a CudaRows, index: usize) -> Result<&'a [f32], ExecutorError> {
+        let values = rows.data.read(&self.stream, index * rows.width, rows.width);
+        self.host = values.map_err(|error| answers::failed(&self.stream, error))?;
+        Ok(&self.host)
     }
 }

@@ -302,5 +302,8 @@ pub trait Ops {
     fn add(&mut self, sum: &mut Self::Rows, delta: &Self::Rows);
 
     /// A row as host memory, once all that was given is done.
-    fn row<'a>(&'a mut self, rows: &'a Self::Rows, index: usize) -> &'a [f32];
+    ///
+    /// # Errors
+    /// [`ExecutorError`] of the device.
+    fn row<'a>(&'a mut self, rows: &'a Self::Rows, index: usize) -> Result<&'a [f32], ExecutorError>;
 }

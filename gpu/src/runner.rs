@@ -95,13 +95,13 @@ impl<O: Ops> Runner<O> {
         self.ops.stage(&self.batch, &tail);
         self.model.logits(&mut self.ops, (&tail, column), &mut self.memory.scratch);
         self.ops.finish(&mut self.memory.scratch.head).ok()?;
-        Some(self.ops.row(&self.memory.scratch.head.logits, 0))
+        self.ops.row(&self.memory.scratch.head.logits, 0).ok()
     }
 
     /// Hidden row after the final norm that row `row` of the last step had; `None` if it drew nothing.
     pub fn last_hidden(&mut self, row: usize) -> Option<&[f32]> {
         let output = self.output_of(row)?;
-        Some(self.ops.row(&self.memory.scratch.outputs, output))
+        self.ops.row(&self.memory.scratch.outputs, output).ok()
     }
 
     fn output_of(&self, row: usize) -> Option<usize> {
@@ -174,7 +174,7 @@ impl<O: Ops> Runner<O> {
     }
 
     /// The answer for an output of a finished step.
-    fn drawn(&mut self, output: usize) -> RowOutput {
+    fn drawn(&mut self, output: usize) -> Result<RowOutput, ExecutorError> {
         let Scratch { outputs, head, .. } = &mut self.memory.scratch;
         let DrawAt { draw, position } = &self.tail.draws[output];
         let score = match &self.head {
@@ -183,17 +183,18 @@ impl<O: Ops> Runner<O> {
         };
         let reduced = match &mut head.reduced[output] {
             Ok(reduced) => reduced,
-            Err(fault) => return RowOutput::Failed(not_finite(position - 1, *fault)),
+            Err(fault) => return Ok(RowOutput::Failed(not_finite(position - 1, *fault))),
         };
         let (token, logit) = match &head.drawn[output] {
             Ok(drawn) => *drawn,
-            Err(error) => return RowOutput::Failed(format!("no token at position {position}: {error}")),
+            Err(error) => return Ok(RowOutput::Failed(format!("no token at position {position}: {error}"))),
         };
         let logprobs = draw.logprobs.map(|_| signals::logprobs(logit, reduced));
         let width = self.limits.vocab_width;
-        let mut signals = signals::signals(draw, reduced, width, || self.ops.row(outputs, output));
+        let hidden = if draw.needs.hidden { self.ops.row(outputs, output)?.to_vec() } else { Vec::new() };
+        let mut signals = signals::signals(draw, reduced, width, hidden);
         signals.score = score;
-        RowOutput::Drawn(Drawn { token, signals, logprobs, targets: Vec::new() })
+        Ok(RowOutput::Drawn(Drawn { token, signals, logprobs, targets: Vec::new() }))
     }
 }
 
@@ -262,13 +263,13 @@ impl<O: Ops> Executor for Runner<O> {
         self.ops.finish(&mut self.memory.scratch.head)?;
         let mut outputs = 0;
         let mut answer = |row: &Row| match &row.draw {
-            None => RowOutput::Fed(Vec::new()),
+            None => Ok(RowOutput::Fed(Vec::new())),
             Some(_) => {
                 outputs += 1;
                 self.drawn(outputs - 1)
             }
         };
-        let mut rows: Vec<RowOutput> = step.rows.iter().map(&mut answer).collect();
+        let mut rows = step.rows.iter().map(&mut answer).collect::<Result<Vec<_>, _>>()?;
         hand_out(targets, (step, &mut rows));
         Ok(StepOutput { rows })
     }

@@ -27,15 +27,16 @@ pub fn ask_target(target: &Target, real_vocab: usize) -> Ask {
     Ask { real_vocab, distribution: true, top_k: 0, real_top_k, keep: true, target: Some(target.token) }
 }
 
-/// The signals a draw needs, from the reduction of its row of `width` logits; `hidden` is read only if asked for. The score
-/// is the learned head's. No more of the highest logits are listed than were asked for: a head may have read more.
-pub fn signals<'a>(draw: &Draw, reduced: &mut Reduced, width: u32, hidden: impl FnOnce() -> &'a [f32]) -> Signals {
+/// The signals a draw needs, from the reduction of its row of `width` logits and from its hidden row, which is there only if
+/// asked for. The score is the learned head's. No more of the highest logits are listed than were asked for: a head may have
+/// read more.
+pub fn signals(draw: &Draw, reduced: &mut Reduced, width: u32, hidden: Vec<f32>) -> Signals {
     let mut top = std::mem::take(&mut reduced.top);
     top.truncate(usize::from(draw.needs.top_k));
     Signals {
         entropy: draw.needs.entropy.then_some(Entropy { nats: reduced.entropy, width }),
         top,
-        hidden: if draw.needs.hidden { hidden().to_vec() } else { Vec::new() },
+        hidden,
         score: None,
     }
 }

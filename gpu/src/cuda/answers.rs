@@ -5,6 +5,7 @@ use super::Cuda;
 use super::draws;
 use super::staging::Staged;
 use crate::ops::{Fault, HeadOutput, Reduced};
+use tokenrouter_core::executor::ExecutorError;
 use tokenrouter_core::ids::TokenId;
 use tokenrouter_kernels::cuda::{AnswerMemory, Answers, Candidate, CudaError, Stream};
 use tokenrouter_kernels::head::cuda::HeadScratch;
@@ -23,6 +24,16 @@ impl CudaAnswers {
             scratch: HeadScratch::new(stream.gpu(), rows_max, vocab)?,
         })
     }
+}
+
+/// What a step ends with that failed in this way. What was given before may still be on its way; the next step must not
+/// overtake it.
+pub(super) fn failed(stream: &Stream, error: CudaError) -> ExecutorError {
+    let error = match stream.settle() {
+        Err(lost) if lost.is_lost() && !error.is_lost() => lost,
+        Ok(()) | Err(_) => error,
+    };
+    if error.is_lost() { ExecutorError::Lost(error.to_string()) } else { ExecutorError::Step(error.to_string()) }
 }
 
 /// Reads the answers of a finished step.

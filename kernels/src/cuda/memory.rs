@@ -91,7 +91,7 @@ impl<T: Element> Array<T> {
         let to = self.pointer + (at * size_of::<T>()) as u64;
         // SAFETY: both ranges are valid, and the source is borrowed until the copy is done.
         stream.call("cuMemcpyHtoDAsync", |raw| unsafe { result::memcpy_htod_async(to, values, raw) })?;
-        stream.synchronize()
+        stream.settle()
     }
 
     /// Copies all values to an array of the same length on the same device, when the stream comes to it.
@@ -131,7 +131,7 @@ impl<T: Element> Array<T> {
         unsafe {
             let room = std::slice::from_raw_parts_mut(values.as_mut_ptr(), len);
             stream.call("cuMemcpyDtoHAsync", |raw| result::memcpy_dtoh_async(room, from, raw))?;
-            stream.synchronize()?;
+            stream.settle()?;
             values.set_len(len);
         }
         Ok(values)
@@ -325,7 +325,11 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: registered in `new`; a lost context has forgotten it already.
-        self.gpu.release("cuMemHostUnregister", || unsafe { sys::cuMemHostUnregister(self.start.cast()) }.result());
+        let call = || unsafe { sys::cuMemHostUnregister(self.start.cast()) }.result();
+        if self.gpu.call("cuMemHostUnregister", call).is_err_and(|error| !error.is_lost()) {
+            // Still registered: whoever gets these addresses next could not register them.
+            return;
+        }
         // SAFETY: allocated in `new` with this layout. No copy is on its way: whoever staged waited for the stream.
         unsafe { dealloc(self.start, self.layout) };
     }

@@ -58,6 +58,21 @@ impl Stream {
         self.call("cuStreamSynchronize", |raw| unsafe { result::stream::synchronize(raw) })
     }
 
+    /// As [`Stream::synchronize`], for those who let go of memory that the work uses: where waiting fails twice, nobody knows
+    /// when that is free, and the context counts as lost.
+    ///
+    /// # Errors
+    /// What the driver says, the first time.
+    pub fn settle(&self) -> Result<(), CudaError> {
+        let first = self.synchronize();
+        if first.as_ref().is_err_and(|error| !error.is_lost())
+            && let Err(error) = self.synchronize()
+        {
+            self.gpu.lose(&error.to_string());
+        }
+        first
+    }
+
     /// Work given from now on waits for the event.
     ///
     /// # Errors

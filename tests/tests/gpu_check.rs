@@ -79,6 +79,17 @@ fn a_device_that_fails_fails_the_check() {
     assert!(out.contains("FAILED"), "{out}");
 }
 
+/// Models that do not fit are skipped, and nothing fails for it.
+#[test]
+fn models_that_do_not_fit_are_skipped() {
+    let said = program(&["--rehearse"], &[("CUDASIM_MEMORY", "400000000")]);
+    let out = String::from_utf8_lossy(&said.stdout);
+    assert!(said.status.success(), "{out}");
+    for words in ["needs 0.5 GiB, 0.4 GiB are free", "needs both models"] {
+        assert!(out.contains(words), "{words}: {out}");
+    }
+}
+
 #[test]
 fn without_a_device_there_is_one_line() {
     let said = program(&["--small"], &[("CUDASIM_DEVICES", "0")]);

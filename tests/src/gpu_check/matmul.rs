@@ -14,6 +14,9 @@ const FEW: usize = 16;
 /// Rows of the largest product here.
 const ROWS_MAX: usize = 80;
 
+/// Inputs below this have fewer digits beside f16 weights.
+const F16_LEAST: f64 = 1e-3;
+
 /// Runs all checks.
 ///
 /// # Errors
@@ -179,14 +182,16 @@ impl Case {
     }
 
     fn note(&self, finding: &mut Finding, input: &Input, y: &[f32]) {
+        // Beside f16 weights, inputs are taken apart into f16, which has no more than so many places behind the point.
+        let least = if self.format == Format::F16 { F16_LEAST } else { 0.0 };
         for (x, y) in input.x.chunks_exact(self.cols).zip(y.chunks_exact(self.outputs)) {
             for (n, (weights, found)) in self.weights.chunks_exact(self.cols).zip(y).enumerate() {
                 let bias = input.bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]));
                 let (mut sum, mut squares) = (bias, bias * bias);
-                for (w, x) in weights.iter().zip(x) {
-                    let product = f64::from(*w) * f64::from(*x);
-                    sum += product;
-                    squares += product * product;
+                for (&w, &x) in weights.iter().zip(x) {
+                    let (w, x) = (f64::from(w), f64::from(x));
+                    sum += w * x;
+                    squares += (w * x.abs().max(least)).powi(2);
                 }
                 finding.note(*found, sum, squares.sqrt().max(f64::MIN_POSITIVE));
             }

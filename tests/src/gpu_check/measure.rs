@@ -13,9 +13,12 @@ use tokenrouter_core::ids::RequestId;
 use tokenrouter_core::rng::mix;
 use tokenrouter_gpu::cuda::random::{RandomModel, RandomSpec};
 use tokenrouter_gpu::cuda::{Cuda, CudaOptions, GraphGrid};
+use tokenrouter_gpu::models::blocks::Scratch;
+use tokenrouter_gpu::ops::{KvFormat, KvShape, Ops};
 use tokenrouter_gpu::runner::Runner;
 use tokenrouter_gpu::weights::ModelConfig;
 use tokenrouter_kernels::cuda::Gpu;
+use tokenrouter_kernels::matmul::cuda::device_bytes;
 use tokenrouter_kernels::quant::Format;
 
 /// Steps before the clock starts.
@@ -59,6 +62,29 @@ pub struct Sizes {
     pub longest: u32,
     /// Runs of each step.
     pub repeats: usize,
+}
+
+impl Subject {
+    /// Bytes of the device that it takes: weights, keys and values, activations, and an allowance for everything else.
+    ///
+    /// # Errors
+    /// A shape that no kernel takes.
+    pub fn bytes(&self, sizes: &Sizes) -> Result<u64, String> {
+        const OTHERS: u64 = 512 << 20;
+        let config = &self.config;
+        let weights =
+            config.tensors().iter().map(|&(_, [rows, cols])| device_bytes(self.format, rows, cols)).sum::<u64>();
+        let kv = KvShape {
+            layers: config.layers,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            format: KvFormat::default(),
+        };
+        let ExecutorLimits { pages, step_tokens_max, rows_max, .. } = sizes.limits(config.vocab);
+        let scratch = Scratch::<Cuda>::bytes(config, step_tokens_max as usize, rows_max as usize);
+        Ok(weights + u64::from(pages) * Cuda::kv_page_bytes(&kv).map_err(text)? + scratch + OTHERS)
+    }
 }
 
 impl Sizes {

@@ -160,14 +160,20 @@ fn parts(options: &Options, bench: &Bench, (folder, report): (&Path, &mut Report
         if !report.has_time(subject.name, 30) {
             return None;
         }
+        let fits = report.run(subject.name, |report| fits(&bench.gpu, (subject, &plan.sizes), report))?;
+        if !fits {
+            return None;
+        }
         report.run(subject.name, |report| measure(&bench.gpu, (subject, &plan.sizes), (bandwidth, report)))
     };
     let measured: Vec<Measured> = plan.subjects.iter().filter_map(|subject| steps(subject, report)).collect();
+    report.part("two models on one device, bernoulli routing, p = 0.35");
     if let [small, large] = &measured[..] {
-        report.part("two models on one device, bernoulli routing, p = 0.35");
         let most = plan.load.workers.iter().map(|&(workers, _)| workers).max().unwrap_or(1);
         report
             .run("pair", |report| Pair::new(bench.gpu.facts().ordinal, [small, large], most)?.run(&plan.load, report));
+    } else {
+        report.skip("pair", "needs both models");
     }
     drop(measured);
     report.part("steps, quantised weights");
@@ -184,6 +190,18 @@ fn parts(options: &Options, bench: &Bench, (folder, report): (&Path, &mut Report
         arguments.extend(["--cubins".into(), cubins.display().to_string()]);
     }
     sanitize::run(&arguments, folder, report);
+}
+
+/// Whether a model fits into the memory that is free; if not, a row says so.
+fn fits(gpu: &Gpu, (subject, sizes): (&Subject, &Sizes), report: &mut Report) -> Result<bool, String> {
+    let (free, _) = gpu.memory().map_err(text)?;
+    let needed = subject.bytes(sizes)?;
+    let fits = needed <= free;
+    if !fits {
+        let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+        report.skip(subject.name, &format!("needs {:.1} GiB, {:.1} GiB are free", gib(needed), gib(free)));
+    }
+    Ok(fits)
 }
 
 /// A check of a kernel.

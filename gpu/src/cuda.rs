@@ -242,7 +242,7 @@ impl Ops for Cuda {
                 give(self);
                 self.error.take().map_or(Ok(()), Err)
             }) {
-                Ok(graph) => self.graphs.insert(key, graph),
+                Ok(graph) => self.error = self.graphs.insert(key, graph, &stream).err(),
                 Err(error) => self.error = Some(error),
             }
         }

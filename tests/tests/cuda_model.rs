@@ -89,3 +89,19 @@ fn a_model_says_the_same_as_on_the_processor() {
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }
+
+/// Some sandboxes let nobody register memory of the host.
+#[test]
+fn memory_that_cannot_be_registered_is_used_as_it_is() {
+    let sim = CudaSim::alone().unwrap();
+    let files = open(&demo("small"));
+    let expected = run(&load(&files, options(cuda(GraphGrid::default(), true))));
+    for nth in 1..=40 {
+        sim.fail("cuMemHostRegister", nth, 800);
+    }
+    sim.reset_counters();
+    let found = run(&load(&files, options(cuda(GraphGrid::default(), true))));
+    assert!(sim.calls("cuMemHostRegister") > 0 && sim.calls("pageable copy") > 0);
+    let bits = |steps: &[Vec<Fed>]| -> Vec<Vec<u32>> { steps.iter().flatten().map(Fed::bits).collect() };
+    assert_eq!(bits(&expected), bits(&found));
+}

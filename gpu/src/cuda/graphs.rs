@@ -71,8 +71,11 @@ impl Graphs {
         self.recorded.contains_key(&key)
     }
 
-    pub(super) fn insert(&mut self, key: Key, graph: Graph) {
+    /// Keeps a graph, sent to the device ahead of its first launch.
+    pub(super) fn insert(&mut self, key: Key, mut graph: Graph, stream: &Stream) -> Result<(), CudaError> {
+        graph.upload(stream)?;
         self.recorded.insert(key, graph);
+        Ok(())
     }
 
     pub(super) fn launch(&mut self, key: Key, stream: &Stream) -> Result<(), CudaError> {

@@ -99,7 +99,7 @@ fn fill_tail(input: &mut StepInput, (batch, tail): (&Batch, &Tail), (shape, voca
 fn kernel_ask(wanted: &Ask) -> cuda::Ask {
     let flag = |wanted: bool, flag: u32| if wanted { flag } else { 0 };
     cuda::Ask {
-        flags: ask::PRESENT | flag(wanted.distribution, ask::DISTRIBUTION) | flag(wanted.keep, ask::KEEP),
+        flags: ask::PRESENT | flag(wanted.distribution, ask::DISTRIBUTION),
         real_vocab: wanted.real_vocab.max(1) as u32,
         top_k: wanted.top_k as u32,
         real_top_k: wanted.real_top_k as u32,

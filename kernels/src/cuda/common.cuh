@@ -37,7 +37,6 @@ struct Span {
 
 #define ASK_PRESENT 1u
 #define ASK_DISTRIBUTION 2u
-#define ASK_KEEP 4u
 
 struct Ask {
     u32 flags;

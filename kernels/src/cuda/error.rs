@@ -117,7 +117,7 @@ impl CudaError {
 /// ready, and what a capture does not allow. After all others, those of a kernel that broke off among them, nothing in the
 /// context works any more.
 fn leaves_context_usable(code: u32) -> bool {
-    matches!(code, 1 | 2 | 34 | 100..=102 | 200 | 209 | 218 | 221..=225 | 300..=304 | 400 | 401 | 500 | 600 | 701 | 704..=706 | 712 | 713 | 801 | 900..=910)
+    matches!(code, 1 | 2 | 34 | 100..=102 | 200 | 209 | 218 | 221..=225 | 300..=304 | 400 | 401 | 500 | 600 | 701 | 704..=706 | 712 | 713 | 800 | 801 | 900..=910)
 }
 
 #[cfg(test)]

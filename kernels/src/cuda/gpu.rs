@@ -25,8 +25,6 @@ pub struct Facts {
     pub multiprocessors: u32,
     /// Bytes of memory in all.
     pub memory: u64,
-    /// Shared memory that one block may ask for, bytes.
-    pub shared_max: u32,
     /// CUDA version of the driver: 1000 * major + 10 * minor.
     pub driver: i32,
 }
@@ -219,7 +217,6 @@ fn facts(device: sys::CUdevice, ordinal: usize) -> Result<Facts, CudaError> {
         ),
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1),
         memory: memory.map_err(|error| CudaError::of("cuDeviceTotalMem", error))? as u64,
-        shared_max: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         driver,
     })
 }

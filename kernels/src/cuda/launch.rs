@@ -44,7 +44,7 @@ impl Module {
             CudaError::Call { code, name: error, .. } => CudaError::Call { call: name, code, name: error },
             other => other,
         })?;
-        Ok(Function { module: self.clone(), raw, name })
+        Ok(Function { _module: self.clone(), raw, name })
     }
 }
 
@@ -58,7 +58,8 @@ impl Drop for Module {
 /// A kernel.
 #[derive(Clone, Debug)]
 pub struct Function {
-    module: Arc<Module>,
+    /// Loaded as long as its functions.
+    _module: Arc<Module>,
     raw: sys::CUfunction,
     name: &'static str,
 }
@@ -144,18 +145,6 @@ impl Function {
     /// Its name.
     pub fn name(&self) -> &'static str {
         self.name
-    }
-
-    /// Lets launches ask for so much dynamic shared memory; needed above 48 KiB, and at most what the device has.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
-        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        self.module.gpu.call("cuFuncSetAttribute", || {
-            // SAFETY: the function lives as long as its module.
-            unsafe { result::function::set_function_attribute(self.raw, attribute, bytes as i32) }
-        })
     }
 
     /// Gives a launch to the stream. An empty grid is nothing to do.

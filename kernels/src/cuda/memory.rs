@@ -232,12 +232,13 @@ impl<T: Element> View<T> {
 const PAGE_BYTES: usize = 4096;
 
 /// Memory of the host that the device copies from and to by itself. It is the host's own and only registered with the
-/// context, so that it outlives a context that is lost.
+/// context, so that it outlives a context that is lost. Where the system lets nobody register memory, copies take longer.
 #[derive(Debug)]
 pub struct Pinned {
     gpu: Gpu,
     start: *mut u8,
     layout: Layout,
+    registered: bool,
 }
 
 // SAFETY: owns its memory alone, like a `Vec`.
@@ -263,12 +264,18 @@ impl Pinned {
             // SAFETY: the range was just allocated and stays until it is unregistered.
             unsafe { sys::cuMemHostRegister_v2(start.cast(), rounded, 0) }.result()
         });
-        if let Err(error) = registered {
-            // SAFETY: allocated above with this layout.
-            unsafe { dealloc(start, layout) };
-            return Err(error);
+        match registered {
+            Ok(()) => Ok(Pinned { gpu: gpu.clone(), start, layout, registered: true }),
+            // Not permitted, not supported: some sandboxes.
+            Err(CudaError::Call { code: 800 | 801, .. }) => {
+                Ok(Pinned { gpu: gpu.clone(), start, layout, registered: false })
+            }
+            Err(error) => {
+                // SAFETY: allocated above with this layout.
+                unsafe { dealloc(start, layout) };
+                Err(error)
+            }
         }
-        Ok(Pinned { gpu: gpu.clone(), start, layout })
     }
 
     /// The bytes. The caller sees to it that the device does not write them meanwhile.
@@ -326,7 +333,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: registered in `new`; a lost context has forgotten it already.
         let call = || unsafe { sys::cuMemHostUnregister(self.start.cast()) }.result();
-        if self.gpu.call("cuMemHostUnregister", call).is_err_and(|error| !error.is_lost()) {
+        if self.registered && self.gpu.call("cuMemHostUnregister", call).is_err_and(|error| !error.is_lost()) {
             // Still registered: whoever gets these addresses next could not register them.
             return;
         }

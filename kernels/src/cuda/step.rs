@@ -33,8 +33,6 @@ pub mod ask {
     pub const PRESENT: u32 = 1;
     /// Log-sum-exp and entropy are wanted.
     pub const DISTRIBUTION: u32 = 2;
-    /// Somebody reads the logits themselves.
-    pub const KEEP: u32 = 4;
 }
 
 /// What is asked about a row of logits. The same as in `common.cuh`.

@@ -73,16 +73,6 @@ impl Stream {
         first
     }
 
-    /// Work given from now on waits for the event.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both handles live.
-        self.call("cuStreamWaitEvent", |raw| unsafe { result::stream::wait_event(raw, event.raw.0, flags) })
-    }
-
     /// Records the work that `give` gives, instead of doing it.
     ///
     /// # Errors
@@ -122,7 +112,7 @@ impl Drop for Stream {
     }
 }
 
-/// A point in a stream.
+/// A point in a stream that notes when it was reached.
 #[derive(Debug)]
 pub struct Event {
     gpu: Gpu,
@@ -130,23 +120,12 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event that takes no time.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
-        Self::with(gpu, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
-    }
-
     /// An event that notes when it was reached.
     ///
     /// # Errors
     /// What the driver says.
     pub fn timed(gpu: &Gpu) -> Result<Self, CudaError> {
-        Self::with(gpu, sys::CUevent_flags::CU_EVENT_DEFAULT)
-    }
-
-    fn with(gpu: &Gpu, flags: sys::CUevent_flags) -> Result<Self, CudaError> {
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
         let raw = gpu.call("cuEventCreate", || result::event::create(flags))?;
         Ok(Event { gpu: gpu.clone(), raw: Handle(raw) })
     }
@@ -181,7 +160,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: created in `with` and destroyed here only.
+        // SAFETY: created in `timed` and destroyed here only.
         self.gpu.release("cuEventDestroy", || unsafe { result::event::destroy(self.raw.0) });
     }
 }

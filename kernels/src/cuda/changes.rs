@@ -60,7 +60,8 @@ impl Changes {
             return Ok(false);
         }
         stream.synchronize()?;
-        let more = |wanted: usize, room: usize| if wanted > room { wanted.next_power_of_two().max(2 * room) } else { room };
+        let more =
+            |wanted: usize, room: usize| if wanted > room { wanted.next_power_of_two().max(2 * room) } else { room };
         *self = Self::with(stream, more(edits, self.edits), more(masks, self.masks))?;
         Ok(true)
     }
@@ -73,11 +74,8 @@ impl Changes {
         let Changes { staging, device, edits, masks } = self;
         put(staging.bytes_mut(), &(0..*edits), &input.edits);
         put(staging.bytes_mut(), &(*edits..*edits + *masks), &input.masks);
-        let bytes = if input.masks.is_empty() {
-            size_of_val(&input.edits[..])
-        } else {
-            *edits + size_of_val(&input.masks[..])
-        };
+        let bytes =
+            if input.masks.is_empty() { size_of_val(&input.edits[..]) } else { *edits + size_of_val(&input.masks[..]) };
         staging.upload(stream, device, bytes)
     }
 

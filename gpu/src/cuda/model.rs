@@ -13,11 +13,11 @@ use crate::weights::{ModelConfig, ModelFiles, Weights};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
+use tokenrouter_core::executor::ExecutorLimits;
 use tokenrouter_kernels::attention::cuda::KvMemory;
-use tokenrouter_kernels::cuda::{AnswerMemory, CudaError, Devices, Gpu, StepLimits, StepMemory, TOP_MAX};
+use tokenrouter_kernels::cuda::{AnswerMemory, CudaError, Devices, Gpu, StepMemory, TOP_MAX};
 use tokenrouter_kernels::head::cuda::HeadScratch;
-use tokenrouter_kernels::matmul::cuda::{Layout, ScratchSize, device_bytes};
+use tokenrouter_kernels::matmul::cuda::{Layout, device_bytes};
 
 /// Bytes that a recorded step takes on the device: an allowance, for the driver does not say.
 const GRAPH_BYTES: u64 = 4 << 20;
@@ -60,7 +60,7 @@ impl CudaPlace {
     ) -> Cost {
         let config = &files.config;
         let (tokens, rows) = (limits.step_tokens_max as usize, limits.rows_max as usize);
-        let (step, products) = (step_limits(limits), product_size(limits, config, &files.weights));
+        let CudaSizes { step, products } = CudaSizes::of(limits, config, is_quantized(config, &files.weights));
         let kernel = kernel_shape(kv, limits.pages);
         let scratch = attention_scratch(&kernel, kv.heads, (MULTIPROCESSORS_MAX, self.options.deterministic), &step);
         let recorded = self.options.graphs.shapes(rows, tokens).len() as u64 * if head.is_some() { 2 } else { 1 };
@@ -90,26 +90,11 @@ fn weight_bytes(config: &ModelConfig, weights: &Weights) -> u64 {
     config.tensors().iter().map(bytes).sum()
 }
 
-fn step_limits(limits: &ExecutorLimits) -> StepLimits {
-    StepLimits {
-        tokens: limits.step_tokens_max as usize,
-        rows: limits.rows_max as usize,
-        row_pages: (limits.context_len as usize).div_ceil(PAGE_TOKENS),
-        pages: limits.pages,
-        vocab: limits.vocab_width,
-    }
-}
-
-fn product_size(limits: &ExecutorLimits, config: &ModelConfig, weights: &Weights) -> ScratchSize {
-    let quantized = |(name, _): &(String, [usize; 2])| {
-        weights.tensor(name).is_ok_and(|tensor| Layout::of(tensor.format).is_quantized())
-    };
-    let widths = [config.hidden, config.q_width(), config.ffn];
-    ScratchSize {
-        rows: limits.step_tokens_max as usize,
-        cols: widths.into_iter().max().unwrap_or(1),
-        quantized: config.tensors().iter().any(quantized),
-    }
+fn is_quantized(config: &ModelConfig, weights: &Weights) -> bool {
+    config
+        .tensors()
+        .iter()
+        .any(|(name, _)| weights.tensor(name).is_ok_and(|tensor| Layout::of(tensor.format).is_quantized()))
 }
 
 /// Refuses a head that reads more of the highest logits than a list holds.
@@ -155,9 +140,7 @@ impl CudaModel {
         }
         // What is left of a lost device goes first, so that there is room.
         *life = None;
-        let tiny = StepLimits { tokens: 1, rows: 1, row_pages: 1, pages: 1, vocab: 1 };
-        let sizes = CudaSizes { step: tiny, products: ScratchSize { rows: 1, cols: 1, quantized: false } };
-        let mut ops = Cuda::new(&gpu, &self.place.options, sizes).map_err(OpsError::from)?;
+        let mut ops = Cuda::new(&gpu, &self.place.options, CudaSizes::none()).map_err(OpsError::from)?;
         let assembled = Arc::new(self.assembly.load(&mut ops, &self.files, report)?);
         *life = Some(Life { gpu: gpu.clone(), assembled: assembled.clone() });
         Ok((gpu, assembled))
@@ -197,10 +180,8 @@ impl CudaModel {
     fn build(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<Runner<Cuda>, LoadError> {
         let began = Instant::now();
         let (gpu, assembled) = self.weights(&mut |_| ())?;
-        let sizes = CudaSizes {
-            step: step_limits(&self.assembly.limits),
-            products: product_size(&self.assembly.limits, &self.files.config, &self.files.weights),
-        };
+        let (config, weights) = (&self.files.config, &self.files.weights);
+        let sizes = CudaSizes::of(&self.assembly.limits, config, is_quantized(config, weights));
         let mut options = self.place.options.clone();
         if !self.plays_graphs.load(Ordering::Relaxed) {
             options.graphs = GraphGrid::default();

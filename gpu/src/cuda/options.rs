@@ -1,6 +1,8 @@
 //! How a model uses a CUDA device, and what its scratch is made for. Owner: the launcher.
 
 use super::GraphGrid;
+use crate::weights::ModelConfig;
+use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
 use tokenrouter_kernels::cuda::StepLimits;
 use tokenrouter_kernels::matmul::cuda::ScratchSize;
 
@@ -25,4 +27,28 @@ pub struct CudaSizes {
     pub step: StepLimits,
     /// Of products.
     pub products: ScratchSize,
+}
+
+impl CudaSizes {
+    /// For an executor of these limits.
+    pub fn of(limits: &ExecutorLimits, config: &ModelConfig, quantized: bool) -> CudaSizes {
+        let (tokens, rows) = (limits.step_tokens_max as usize, limits.rows_max as usize);
+        let row_pages = (limits.context_len as usize).div_ceil(PAGE_TOKENS);
+        CudaSizes {
+            step: StepLimits { tokens, rows, row_pages, pages: limits.pages, vocab: limits.vocab_width },
+            products: ScratchSize {
+                rows: tokens,
+                cols: config.hidden.max(config.q_width()).max(config.ffn),
+                quantized,
+            },
+        }
+    }
+
+    /// For one that puts weights on a device and takes no step.
+    pub fn none() -> CudaSizes {
+        CudaSizes {
+            step: StepLimits { tokens: 1, rows: 1, row_pages: 1, pages: 1, vocab: 1 },
+            products: ScratchSize { rows: 1, cols: 1, quantized: false },
+        }
+    }
 }

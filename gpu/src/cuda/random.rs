@@ -11,8 +11,8 @@ use crate::weights::synth::Shape;
 use crate::weights::{ModelConfig, Rope, RopeLayout, RopeScaling};
 use std::sync::Arc;
 use tokenrouter_core::executor::{ExecutorLimits, PAGE_TOKENS};
-use tokenrouter_kernels::cuda::{Array, CudaError, Event, Gpu, StepLimits};
-use tokenrouter_kernels::matmul::cuda::{DeviceMatrix, ScratchSize};
+use tokenrouter_kernels::cuda::{Array, CudaError, Event, Gpu};
+use tokenrouter_kernels::matmul::cuda::DeviceMatrix;
 use tokenrouter_kernels::quant::Format;
 
 /// A model to make.
@@ -76,9 +76,7 @@ impl RandomModel {
         if config.architecture != "qwen3" {
             return Err(LoadError::Architecture { name: config.architecture, known: "qwen3".into() });
         }
-        let tiny = StepLimits { tokens: 1, rows: 1, row_pages: 1, pages: 1, vocab: 1 };
-        let sizes = CudaSizes { step: tiny, products: ScratchSize { rows: 1, cols: 1, quantized: false } };
-        let ops = Cuda::new(gpu, &CudaOptions::default(), sizes).map_err(OpsError::from)?;
+        let ops = Cuda::new(gpu, &CudaOptions::default(), CudaSizes::none()).map_err(OpsError::from)?;
         let decoder = Maker { ops, format, seed, eps: config.norm_eps }.decoder(&config, limits.context_len)?;
         let kv_shape = KvShape {
             layers: config.layers,
@@ -102,23 +100,9 @@ impl RandomModel {
     /// # Errors
     /// [`LoadError::Ops`] of the device.
     pub fn executor(&self, options: &CudaOptions) -> Result<Runner<Cuda>, LoadError> {
-        let (config, limits) = (&self.config, self.assembly.limits);
-        let sizes = CudaSizes {
-            step: StepLimits {
-                tokens: limits.step_tokens_max as usize,
-                rows: limits.rows_max as usize,
-                row_pages: (limits.context_len as usize).div_ceil(PAGE_TOKENS),
-                pages: limits.pages,
-                vocab: limits.vocab_width,
-            },
-            products: ScratchSize {
-                rows: limits.step_tokens_max as usize,
-                cols: config.hidden.max(config.q_width()).max(config.ffn),
-                quantized: self.format.is_quantized(),
-            },
-        };
+        let sizes = CudaSizes::of(&self.assembly.limits, &self.config, self.format.is_quantized());
         let ops = Cuda::new(&self.gpu, options, sizes).map_err(OpsError::from)?;
-        let mut runner = self.assembly.runner(ops, &self.assembled, config)?;
+        let mut runner = self.assembly.runner(ops, &self.assembled, &self.config)?;
         runner.warm(&mut |_, _| ()).map_err(|error| {
             OpsError::from(CudaError::Unsupported { what: format!("steps could not be recorded: {error}") })
         })?;

@@ -1,5 +1,6 @@
 //! Every preset starts: the pair that ships with the source as it is, the others with tiny models of the same
-//! architecture in place of their downloads.
+//! architecture in place of their downloads. Those for CUDA devices start in `tests/tests/cuda_serve.rs`, on a device in
+//! software.
 
 mod support;
 
@@ -69,15 +70,17 @@ fn preset(name: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn every_preset_has_a_test_here() {
+fn every_preset_has_a_test() {
     let presets = std::fs::read_dir(root().join("config/presets")).expect("the presets");
     let found: BTreeSet<String> =
         presets.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
     let tested = [
         "demo-citer.toml",
+        "demo-cuda.toml",
         "demo-pair.toml",
         "demo-r2r.toml",
         "qwen2.5-coder-pair.toml",
+        "qwen3-0.6b-32b-cuda.toml",
         "qwen3-0.6b-8b.toml",
         "scripted.toml",
         "single-model.toml",

@@ -236,8 +236,13 @@ impl Server {
 
     /// Starts a server over the models of a launch file, as `tokenrouter serve` does.
     pub fn launch(file: PathBuf) -> Server {
+        Server::launch_in(file, Environment::read())
+    }
+
+    /// The same with an environment of its own; faults are obeyed.
+    pub fn launch_in(file: PathBuf, environment: Environment) -> Server {
         Server::over(Vec::new(), move || {
-            let (environment, progress) = (Environment { faults: true, ..Environment::read() }, Progress::hidden());
+            let (environment, progress) = (Environment { faults: true, ..environment }, Progress::hidden());
             let file =
                 launch::read(Some(&file), &Overrides::default(), &environment).expect("the launch file is right");
             let plan = launch::prepare(file, &environment, &progress).expect("the models are there");

@@ -80,7 +80,8 @@ fn pair((small, large): (&str, &str)) -> String {
     format!("{router}{}{}", model("small", small), model("large", large))
 }
 
-/// Requests to the pair and to each of its models; greedy, so that each has one right answer.
+/// Requests to the pair and to each of its models, each with one right answer: greedy as a rule, some drawn from a seed, one
+/// with a form.
 fn requests() -> Vec<(&'static str, Value)> {
     let problems = fs::read_to_string(root().join("config/demo/problems.jsonl")).expect("the problems");
     let problems = problems.lines().map(|line| serde_json::from_str::<Value>(line).expect("a problem"));
@@ -88,6 +89,12 @@ fn requests() -> Vec<(&'static str, Value)> {
         let model = ["demo", "small", "demo", "large"][at % 4];
         let base = json!({"model": model, "max_tokens": 40, "temperature": 0, "stream": at % 3 == 0});
         let mut body = base;
+        if at % 4 == 2 {
+            (body["temperature"], body["top_p"], body["seed"]) = (json!(0.7), json!(0.95), json!(at));
+        }
+        if at == 4 {
+            body["response_format"] = json!({"type": "json_object"});
+        }
         let question = problem["question"].as_str().expect("a question");
         if at % 2 == 0 {
             body["messages"] = json!([{"role": "user", "content": question}]);
@@ -96,7 +103,7 @@ fn requests() -> Vec<(&'static str, Value)> {
         body["prompt"] = json!(format!("Question: {question}\nAnswer:"));
         (TEXT, body)
     };
-    problems.take(10).enumerate().map(request).collect()
+    problems.take(8).enumerate().map(request).collect()
 }
 
 /// All ask at the same time.
@@ -126,7 +133,7 @@ fn a_pair_on_one_device_on_two_or_on_half_a_device_says_what_it_says_on_the_proc
     sim.set_devices(2);
     let (folder, requests) = (Folder::new("answers"), requests());
     let expected = expected(&folder, &requests);
-    assert!(expected.iter().filter(|text| text.len() > 20).count() >= 8, "{expected:?}");
+    assert!(expected.iter().filter(|text| text.len() > 20).count() >= 6, "{expected:?}");
     for devices in [("cuda:0", "cuda:0"), ("cuda:1", "cuda:0"), ("cuda:0", "cpu"), ("cpu", "cuda:1")] {
         let server = folder.launch(&pair(devices));
         // Together, and one after the other: the same tokens.
@@ -164,9 +171,10 @@ async fn a_device_that_is_lost_under_load_comes_back() {
     sim.set_devices(2);
     let (folder, requests) = (Folder::new("lost"), requests());
     let expected = expected(&folder, &requests);
-    for (devices, both) in [(("cuda:0", "cuda:0"), true), (("cuda:0", "cuda:1"), false)] {
+    for (devices, both, codes) in [(("cuda:0", "cuda:0"), true, &[700, 719][..]), (("cuda:0", "cuda:1"), false, &[999])]
+    {
         let server = folder.launch(&pair(devices));
-        for (round, code) in [700, 719].into_iter().enumerate() {
+        for (round, code) in codes.iter().copied().enumerate() {
             let answers = std::thread::scope(|scope| {
                 let asking = scope.spawn(|| ask_all(server.address, &requests));
                 let started = sim.calls("cuGraphLaunch");
@@ -219,6 +227,31 @@ fn the_demo_preset_starts() {
     let found = texts(&ask_all(server.address, &requests));
     server.stop();
     assert_eq!(found, expected(&folder, &requests));
+}
+
+/// Networks that score tokens route as they do on the processor.
+#[test]
+fn learned_heads_route_as_on_the_processor() {
+    let _sim = CudaSim::alone().unwrap();
+    let (folder, requests) = (Folder::new("heads"), requests());
+    for name in ["demo-r2r.toml", "demo-citer.toml"] {
+        let text =
+            preset(name).replace("head = \"../demo", &format!("head = \"{}", root().join("config/demo").display()));
+        let said = |text: &str| {
+            let server = folder.launch(text);
+            let said = ask_all(server.address, &requests[..4]);
+            let usage: Vec<Value> =
+                said.iter().map(|answer| answer.said().usage["completion_tokens_details"].clone()).collect();
+            server.stop();
+            (texts(&said), usage)
+        };
+        let cuda = format!(
+            "device = \"cuda:0\"\n{SMALL_SHAPES}cuda = {{ graph_rows = [1, 4], graph_tokens = [1, 4], deterministic = true }}"
+        );
+        let (on_cpu, on_cuda) = (said(&text), said(&text.replace("threads = 1", &cuda)));
+        assert_eq!(on_cpu, on_cuda, "{name}");
+        assert!(on_cpu.1.iter().any(|usage| usage["by_model"]["large"].as_u64() > Some(0)), "{name}: {:?}", on_cpu.1);
+    }
 }
 
 /// The preset of the large pair, with tiny models that claim as long a context in place of its downloads.

@@ -261,15 +261,14 @@ impl<O: Ops> Executor for Runner<O> {
             targets?
         };
         self.ops.finish(&mut self.memory.scratch.head)?;
-        let mut outputs = 0;
-        let mut answer = |row: &Row| match &row.draw {
-            None => Ok(RowOutput::Fed(Vec::new())),
-            Some(_) => {
-                outputs += 1;
-                self.drawn(outputs - 1)
-            }
-        };
-        let mut rows = step.rows.iter().map(&mut answer).collect::<Result<Vec<_>, _>>()?;
+        let (mut rows, mut outputs) = (Vec::with_capacity(step.rows.len()), 0);
+        for row in &step.rows {
+            rows.push(match row.draw {
+                None => RowOutput::Fed(Vec::new()),
+                Some(_) => self.drawn(outputs)?,
+            });
+            outputs += usize::from(row.draw.is_some());
+        }
         hand_out(targets, (step, &mut rows));
         Ok(StepOutput { rows })
     }

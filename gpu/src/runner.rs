@@ -124,6 +124,7 @@ impl<O: Ops> Runner<O> {
     /// What is asked about the rows that draw.
     fn ask(&mut self, step: &Step) {
         let head_top = self.head.as_ref().map_or(0, Seat::top_k);
+        self.tail.clear();
         let Tail { outputs, asks, draws, scored } = &mut self.tail;
         outputs.extend_from_slice(&self.batch.outputs);
         for row in &step.rows {
@@ -243,12 +244,20 @@ impl<O: Ops> Executor for Runner<O> {
     }
 
     fn step(&mut self, step: &Step) -> Result<StepOutput, ExecutorError> {
+        let answer = self.take(step);
+        // Whoever counts the tokens of a request copies the counts while somebody else has them.
+        self.tail.clear();
+        answer
+    }
+}
+
+impl<O: Ops> Runner<O> {
+    fn take(&mut self, step: &Step) -> Result<StepOutput, ExecutorError> {
         self.refuse_scores(step)?;
         self.batch.fill(step, &self.limits)?;
         if self.batch.tokens.is_empty() {
             return Ok(StepOutput::default());
         }
-        self.tail.clear();
         self.ask(step);
         let targets = if self.batch.targets.is_empty() {
             self.ops.stage(&self.batch, &self.tail);

@@ -3,25 +3,16 @@
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
-use tokenrouter_core::rng::{Stream, unit};
+use tokenrouter_core::executor::{Draw, Executor, Row, Step};
+use tokenrouter_core::ids::RequestId;
+use tokenrouter_core::sampling::{SamplingParams, TokenCounts};
 use tokenrouter_gpu::cuda::model::CudaPlace;
 use tokenrouter_gpu::cuda::{CudaOptions, GraphGrid};
-use tokenrouter_gpu::load::{Device, KvMemory, LoadOptions, LoadedModel};
+use tokenrouter_gpu::load::{Device, LoadedModel};
 use tokenrouter_kernels::cuda::{Devices, DevicesConfig};
-use tokenrouter_tests::conformance::{Fed, Walker, demo, dequantised, load, open};
+use tokenrouter_tests::conformance::{Fed, demo, dequantised, load, open};
 use tokenrouter_tests::cuda_sim::CudaSim;
-
-fn options(device: Device) -> LoadOptions {
-    LoadOptions {
-        device,
-        threads: 1,
-        kv: KvMemory::Pages(64),
-        context_len: Some(128),
-        rows_max: 8,
-        step_tokens_max: 64,
-        ..LoadOptions::default()
-    }
-}
+use tokenrouter_tests::gpu_check::whole::{self, options};
 
 fn cuda(graphs: GraphGrid, deterministic: bool) -> Device {
     let devices = Arc::new(Devices::new(DevicesConfig::default()));
@@ -29,27 +20,8 @@ fn cuda(graphs: GraphGrid, deterministic: bool) -> Device {
     Device::Cuda(CudaPlace { devices, options })
 }
 
-/// Steps of three sequences: prompts of different lengths together, decodes, extends of several tokens, and one alone.
-fn script() -> Vec<Vec<(usize, usize)>> {
-    vec![
-        vec![(0, 5), (1, 17), (2, 1)],
-        vec![(0, 6), (1, 18), (2, 2)],
-        vec![(1, 20)],
-        vec![(0, 9), (2, 3)],
-        vec![(0, 10), (1, 21), (2, 40)],
-        vec![(2, 41)],
-    ]
-}
-
 fn run(model: &LoadedModel) -> Vec<Vec<Fed>> {
-    let mut walker = Walker::new(model, 3);
-    let token = |sequence: usize, at: usize| 3 + (unit(sequence as u64, at as u32, Stream::Owner) * 90.0) as u32;
-    let texts: Vec<Vec<u32>> = (0..3).map(|s| (0..64).map(|at| token(s, at)).collect()).collect();
-    let mut step = |rows: Vec<(usize, usize)>| {
-        let rows: Vec<(usize, &[u32])> = rows.iter().map(|&(s, len)| (s, &texts[s][..len])).collect();
-        walker.step(&rows)
-    };
-    script().into_iter().map(&mut step).collect()
+    whole::run(model, &whole::script())
 }
 
 /// Largest difference of a logit, as a share of the largest of its row.
@@ -104,4 +76,21 @@ fn memory_that_cannot_be_registered_is_used_as_it_is() {
     assert!(sim.calls("cuMemHostRegister") > 0 && sim.calls("pageable copy") > 0);
     let bits = |steps: &[Vec<Fed>]| -> Vec<Vec<u32>> { steps.iter().flatten().map(Fed::bits).collect() };
     assert_eq!(bits(&expected), bits(&found));
+}
+
+/// Whoever counts the tokens of a request copies the counts while somebody else has them.
+#[test]
+fn an_executor_keeps_nothing_of_a_step() {
+    let _sim = CudaSim::alone().unwrap();
+    for device in [Device::Cpu, cuda(GraphGrid::default(), false), cuda(GraphGrid::new(vec![1], vec![4]), false)] {
+        let mut runner = load(&open(&demo("small")), options(device)).executor().unwrap();
+        let history = Arc::new(TokenCounts::of(&[3, 4, 5], 2));
+        let params = Arc::new(SamplingParams { presence_penalty: 0.5, temperature: 0.7, ..SamplingParams::default() });
+        let draw = Draw { params, history: Some(history.clone()), ..Draw::default() };
+        let (request, tokens, pages) = (RequestId(1), vec![3, 4, 5], vec![0]);
+        let step = Step { rows: vec![Row { request, start: 0, tokens, pages, draw: Some(draw), targets: None }] };
+        assert_eq!(runner.step(&step).unwrap().rows.len(), 1);
+        drop(step);
+        assert_eq!(Arc::strong_count(&history), 1);
+    }
 }

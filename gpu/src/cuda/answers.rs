@@ -54,8 +54,8 @@ pub(super) fn decode(staged: &Staged, out: &mut HeadOutput<Cuda>) {
         scores.push(answer.score);
         column.push(answer.column);
     }
-    for (output, wanted) in staged.draws.iter().enumerate() {
-        drawn.push(draws::drawn(&wanted.draw, &host.answer(output)));
+    for (output, &temperature) in staged.temperatures.iter().enumerate() {
+        drawn.push(draws::drawn(temperature, &host.answer(output)));
     }
 }
 

@@ -82,12 +82,11 @@ fn push_edits(wanted: &Draw, vocab: u32, edits: &mut Vec<Edit>) {
     edits[first..].sort_by_key(|edit| edit.id);
 }
 
-/// The token that was drawn and its raw logit, of a row whose logits have no fault.
+/// The token that was drawn at this temperature and its raw logit, of a row whose logits have no fault.
 ///
 /// # Errors
 /// As [`Sampler::draw`](sampling::Sampler::draw).
-pub fn drawn(wanted: &Draw, answer: &Answer) -> Result<(TokenId, f32), SampleError> {
-    let temperature = wanted.params.temperature;
+pub fn drawn(temperature: f32, answer: &Answer) -> Result<(TokenId, f32), SampleError> {
     match answer.draw_fault {
         0 if is_greedy(temperature) || is_usable(temperature) => Ok((answer.token, answer.token_logit)),
         0 => Err(SampleError::Temperature(temperature)),
@@ -188,19 +187,15 @@ mod tests {
 
     #[test]
     fn faults_come_in_the_order_of_the_sampler() {
-        let draw = |temperature| Draw {
-            params: Arc::new(SamplingParams { temperature, ..SamplingParams::default() }),
-            ..Draw::default()
-        };
         let found = Answer { token: 7, token_logit: 2.5, ..Answer::default() };
         let empty = Answer { draw_fault: 1, ..Answer::default() };
         let infinite = Answer { draw_fault: 2, draw_value: f32::INFINITY, ..Answer::default() };
         for temperature in [0.0, 1e-6, 0.5] {
-            assert_eq!(drawn(&draw(temperature), &found), Ok((7, 2.5)));
+            assert_eq!(drawn(temperature, &found), Ok((7, 2.5)));
         }
-        assert_eq!(drawn(&draw(-1.0), &found), Err(SampleError::Temperature(-1.0)));
-        assert_eq!(drawn(&draw(-1.0), &empty), Err(SampleError::NothingLeft));
-        assert_eq!(drawn(&draw(0.5), &infinite), Err(SampleError::NotFinite(f32::INFINITY)));
+        assert_eq!(drawn(-1.0, &found), Err(SampleError::Temperature(-1.0)));
+        assert_eq!(drawn(-1.0, &empty), Err(SampleError::NothingLeft));
+        assert_eq!(drawn(0.5, &infinite), Err(SampleError::NotFinite(f32::INFINITY)));
     }
 
     #[test]

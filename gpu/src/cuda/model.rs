@@ -141,6 +141,9 @@ impl CudaModel {
         // What is left of a lost device goes first, so that there is room.
         *life = None;
         let mut ops = Cuda::new(&gpu, &self.place.options, CudaSizes::none()).map_err(OpsError::from)?;
+        if !self.place.options.deterministic && !ops.has_blas() {
+            tracing::warn!("libcublasLt.so.12 was not found: long prompts take longer");
+        }
         let assembled = Arc::new(self.assembly.load(&mut ops, &self.files, report)?);
         *life = Some(Life { gpu: gpu.clone(), assembled: assembled.clone() });
         Ok((gpu, assembled))

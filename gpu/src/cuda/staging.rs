@@ -5,7 +5,7 @@ use super::draws;
 use crate::batch::Batch;
 use crate::ops::{Ask, DrawAt, Shape, Tail};
 use tokenrouter_kernels::attention::PAGE_TOKENS;
-use tokenrouter_kernels::cuda::{self, Draw, NONE, Span, StepInput, ask};
+use tokenrouter_kernels::cuda::{self, NONE, Span, StepInput, ask};
 
 /// What was staged.
 #[derive(Clone, Debug, Default)]
@@ -20,8 +20,8 @@ pub struct Staged {
     pub outputs: usize,
     /// What is asked about each output that is no padding.
     pub asks: Vec<Ask>,
-    /// How the token of each is drawn, where one is.
-    pub draws: Vec<DrawAt>,
+    /// Temperature at which the token of each is drawn, where one is.
+    pub temperatures: Vec<f32>,
 }
 
 impl Staged {
@@ -74,7 +74,8 @@ pub fn fill(
     staged.longest = shape.map_or(longest, |shape| shape.tokens);
     staged.outputs = input.outputs.len();
     staged.asks.clone_from(&tail.asks);
-    staged.draws.clone_from(&tail.draws);
+    staged.temperatures.clear();
+    staged.temperatures.extend(tail.draws.iter().map(|at| at.draw.params.temperature));
 }
 
 fn fill_tail(input: &mut StepInput, (batch, tail): (&Batch, &Tail), (shape, vocab): (Option<Shape>, u32)) {
@@ -93,7 +94,7 @@ fn fill_tail(input: &mut StepInput, (batch, tail): (&Batch, &Tail), (shape, voca
     let outputs = shape.map_or(input.outputs.len(), |shape| shape.rows);
     input.outputs.resize(outputs, 0);
     input.asks.resize(outputs, cuda::Ask { target: NONE, ..cuda::Ask::default() });
-    input.draws.resize(outputs, Draw { mask_first: NONE, ..Draw::default() });
+    input.draws.resize(outputs, draws::PADDING);
 }
 
 fn kernel_ask(wanted: &Ask) -> cuda::Ask {

@@ -321,7 +321,7 @@ fn draw_batch(bench: &mut Bench, random: &mut Random) -> Result<(), String> {
         }
         let logit = |token: u32| (token, row.logits[token as usize]);
         let expected = sampler.draw(&row.logits, &row.draw, row.position).map(logit);
-        let found = draws::drawn(&row.draw, &said.answer);
+        let found = draws::drawn(row.draw.params.temperature, &said.answer);
         // A fault may carry a NaN, which is equal to nothing but its text.
         let words = |drawn: &Result<(u32, f32), SampleError>| format!("{drawn:?}");
         if words(&found) != words(&expected) {

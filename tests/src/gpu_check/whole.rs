@@ -50,10 +50,10 @@ struct Way<'a> {
 }
 
 /// Rows of a step: which sequence is fed up to which token.
-type Script = Vec<Vec<(usize, usize)>>;
+pub type Script = Vec<Vec<(usize, usize)>>;
 
 /// Prompts of different lengths together, decodes, extends of several tokens, and one alone.
-fn script() -> Script {
+pub fn script() -> Script {
     vec![
         vec![(0, 5), (1, 17), (2, 1)],
         vec![(0, 6), (1, 18), (2, 2)],
@@ -64,7 +64,8 @@ fn script() -> Script {
     ]
 }
 
-fn options(device: Device) -> LoadOptions {
+/// How its models are loaded.
+pub fn options(device: Device) -> LoadOptions {
     LoadOptions {
         device,
         threads: 1,
@@ -167,7 +168,8 @@ fn alone(name: &str, model: &LoadedModel, together: &[Vec<Fed>]) -> Result<(), S
     Ok(())
 }
 
-fn run(model: &LoadedModel, script: &Script) -> Vec<Vec<Fed>> {
+/// What a model says to each row of a script.
+pub fn run(model: &LoadedModel, script: &Script) -> Vec<Vec<Fed>> {
     let mut walker = Walker::new(model, SEQUENCES);
     let token = |sequence: usize, at: usize| 3 + (unit(sequence as u64, at as u32, Stream::Owner) * 90.0) as u32;
     let texts: Vec<Vec<u32>> = (0..SEQUENCES).map(|s| (0..64).map(|at| token(s, at)).collect()).collect();

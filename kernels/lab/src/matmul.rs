@@ -136,13 +136,20 @@ impl Weights {
 
     /// The weight of an output and an input.
     pub fn value(&self, row: usize, col: usize) -> f64 {
+        let (product, minimum) = self.terms(row, col);
+        product - minimum
+    }
+
+    /// What it is the difference of: the product of scale and code, and the minimum. A kernel rounds the first, then the
+    /// difference.
+    pub fn terms(&self, row: usize, col: usize) -> (f64, f64) {
         let at = row * self.cols + col;
         match self.layout {
-            Layout::F32 => return f64::from(f32::from_bits(self.codes[at])),
-            Layout::F16 => return half_of(self.codes[at / 2], at % 2 == 1),
+            Layout::F32 => return (f64::from(f32::from_bits(self.codes[at])), 0.0),
+            Layout::F16 => return (half_of(self.codes[at / 2], at % 2 == 1), 0.0),
             Layout::Bf16 => {
                 let word = self.codes[at / 2];
-                return bf16::from_bits((if at % 2 == 1 { word >> 16 } else { word }) as u16).to_f64();
+                return (bf16::from_bits((if at % 2 == 1 { word >> 16 } else { word }) as u16).to_f64(), 0.0);
             }
             Layout::Q8 | Layout::Q4 => {}
         }
@@ -159,7 +166,7 @@ impl Weights {
             (self.codes[group * 128 + 4 * lane + 2 * upper + unit / 2] >> (4 * nibble) & 15) as i32
         };
         let (scale, minimum) = self.scale(group * TILE + row % TILE, unit);
-        scale * f64::from(code - self.zero as i32) - minimum
+        (scale * f64::from(code - self.zero as i32), minimum)
     }
 
     /// Scale and minimum of a unit of 16 columns in a record.
